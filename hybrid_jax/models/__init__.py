@@ -38,6 +38,10 @@ def config_from_hf(values: dict) -> ModelConfig:
         raise ValueError(
             f"model_type is missing in config.json; it must be one of {', '.join(FAMILIES)}"
         )
+    if isinstance(name, str) and name.startswith("deepseek_v2"):
+        raise NotImplementedError(
+            f"config.json: model_type {name!r} has multi-head latent attention, which is not built"
+        )
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
             f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"

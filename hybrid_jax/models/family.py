@@ -44,6 +44,10 @@ class Family:
         of_config: makes the family of one model, where its config.json says more about the tensors than `ModelConfig`
             does: by what they are multiplied as they are read, or which layers the head below has.
         mtp: the layers of the head for multi-token prediction of a model, if files of this family have one.
+        cut: makes the names of the tensors that the output of a cut is normed and projected with; None if files of this
+            family have no cut.
+        replaced: pattern of tensors of the model without a cut; behind the cut, nothing reads them. Its first group is
+            the number of the layer.
         mtp_names: names of the tensors of that head, but for its layers; or a function that makes them from the number
             of its layers.
     """
@@ -60,6 +64,8 @@ class Family:
     zeros: str = "^$"
     also: tuple[str, ...] = ()
     of_config: Callable[[HFConfig], Family] | None = None
+    cut: Callable[[ModelConfig], Names] | None = None
+    replaced: str = "^()$"
     mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
     mtp_names: Names = field(default_factory=dict)
 
@@ -80,6 +86,8 @@ class Family:
             "head": "lm_head.weight",
             "mtp": self._head(config.mtp),
         }
+        if self.cut is not None:
+            names["cut"] = self.cut(config)
         return stored(model_weights(config), names, there)
 
     def _head(self, specs: Sequence[LayerSpec]) -> Names:
@@ -109,6 +117,9 @@ class Family:
     def ignores(self, name: str, config: ModelConfig) -> bool:
         """Whether a tensor of this name may be there without being used by this model."""
         if any(re.search(pattern, name) for pattern in (ROTATION, self.ignored)):
+            return True
+        found = re.search(self.replaced, name) if config.cut is not None else None
+        if found is not None and int(found[1]) in config.later:
             return True
         return self.mtp is not None and not config.mtp and name.startswith(MTP)
 

@@ -95,6 +95,9 @@ assert len(output.outputs[0].token_ids) == 8
 ```
 """
 NOTES = {
+    "llama_swiftkv": "Llama with a cut: prompts skip the later layers ([swiftkv.md](swiftkv.md))",
+    "qwen2": "also Qwen2.5; biases on q, k, v",
+    "qwen2_swiftkv": "Qwen2 with a cut",
     "mamba2": "also Codestral Mamba",
     "qwen3_5": "Qwen3.5 and 3.6; the text of a model of text and images, whose vision tower is not read",
     "qwen3_5_moe": "as `qwen3_5`",

@@ -265,3 +265,37 @@ def test_attention_bias_without_biases_in_the_file_is_no_bias(edit):
     mixer = params["layers"][3]["mixers"][0]
     assert mixer["qkv_bias"].shape == ((3 + 2) * 10,)
     assert not mixer["qkv_bias"].any()
+
+
+def test_projections_that_a_cut_replaces_may_be_there_or_not(edit):
+    """Behind the cut; followers have no keys and values of their own either way."""
+    name = "qwen2_swiftkv_groups"
+
+    def drop(tensors):
+        replaced = re.compile(r"layers\.[456]\.self_attn\.[qkv]_proj\.")
+        left = {key: value for key, value in tensors.items() if not replaced.search(key)}
+        assert len(tensors) - len(left) == 3 * 3 * 2
+        return left
+
+    config, params = load_model(GOLDEN[name])
+    assert [layer.mixers[0].source for layer in config.layers][4:] == ["cut", "group", "group"]
+    assert same_bits(params, load_model(edit(name, drop))[1])
+
+
+def test_projections_behind_a_cut_are_not_left_out(edit):
+    def drop(tensors):
+        del tensors["model.layers.4.self_attn.k_proj_swiftkv.bias"]
+
+    with pytest.raises(
+        ValueError, match=r"layers\.4\.self_attn\.k_proj_swiftkv\.bias \(32,\) is miss"
+    ):
+        load_model(edit("qwen2_swiftkv_groups", drop))
+
+
+def test_projections_before_a_cut_are_those_of_the_plain_model(edit):
+    """A later cut finds none of its projections; without one, those behind the cut have no place."""
+    name = "llama_swiftkv_no_groups"
+    with pytest.raises(
+        ValueError, match="3 tensors of .* have no place .*layers.1.self_attn.k_proj_swiftkv"
+    ):
+        load_model(edit(name, num_key_value_layers=2))

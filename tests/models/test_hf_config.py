@@ -6,6 +6,7 @@ import json
 import math
 import re
 import reprlib
+from dataclasses import replace
 
 import pytest
 
@@ -24,9 +25,11 @@ RELEASED = {  # parameters as published, exactly or in billions
     "jamba_1_5_mini": 51.6e9,
     "lfm2_1_2b": 1_170_340_608,
     "llama_3_1_8b": 8_030_261_248,
+    "llama_3_1_8b_swiftkv": 8_030_265_344,  # and a norm
     "mamba_2_8b": 2_768_345_600,
     "nemotron_3_nano_30b": 31.58e9,
     "nemotron_h_8b": 8.1e9,
+    "qwen2_7b": 7_615_616_512,
     "qwen3_next_80b": 79.7e9,
 }
 
@@ -73,6 +76,50 @@ def test_released_bamba_rotates_half_of_each_head():
     assert config.attention.rope.dim == 64
     attention = [bool(isinstance(layer.mixers[0], Attention)) for layer in config.layers]
     assert [i for i, yes in enumerate(attention) if yes] == [9, 18, 27]
+
+
+def test_released_llama_with_a_cut_skips_half_of_its_layers():
+    config = config_from_hf(released("llama_3_1_8b_swiftkv"))
+    assert (config.cut, config.kv_group, len(config.layers)) == (16, 1, 32)
+    assert [layer.mixers[0].source for layer in config.layers] == ["own"] * 16 + ["cut"] * 16
+    assert replace(config.layers[16].mixers[0], source="own") == config.layers[0].mixers[0]
+
+
+def test_layers_share_keys_and_values_behind_the_cut_that_a_file_names():
+    config = config_from_hf(golden("llama_swiftkv_groups_tied"))
+    sources = [layer.mixers[0].source for layer in config.layers]
+    assert sources == ["own"] * 2 + ["cut", "group"] * 2
+    values = golden("llama_swiftkv_groups_tied")
+    assert config_from_hf(values | {"swiftkv": False}) == config  # a field of trainings
+    for cut in (None, 6):
+        plain = config_from_hf(values | {"num_key_value_layers": cut})
+        assert plain.cut is None and {layer.mixers[0].source for layer in plain.layers} == {"own"}
+
+
+def test_qwen2_says_in_two_ways_which_layers_have_a_window():
+    values = golden("qwen2_windows")
+    kinds = ["full_attention"] * 2 + ["sliding_attention"] * 2
+    assert values.pop("layer_types") == kinds
+    by_number = config_from_hf(values)
+    assert [layer.mixers[0].sliding_window for layer in by_number.layers] == [None, None, 17, 17]
+    by_list = config_from_hf(values | {"layer_types": kinds[::-1]})
+    assert [layer.mixers[0].sliding_window for layer in by_list.layers] == [17, 17, None, None]
+    without = config_from_hf(values | {"use_sliding_window": False})
+    assert {layer.mixers[0].sliding_window for layer in without.layers} == {None}
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"key_value_group_size": 3}, ValueError, r"must divide .* 6 - 2 = 4, got 3"),
+        ({"num_key_value_layers": 7}, ValueError, "num_key_value_layers .* at most 6, got 7"),
+        ({"num_key_value_layers": 0}, ValueError, "num_key_value_layers .* at least 1, got 0"),
+        ({"model_type": "deepseek_v2_swiftkv"}, NotImplementedError, "multi-head latent attention"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        config_from_hf(golden("llama_swiftkv_groups_tied") | change)
 
 
 def test_a_file_of_text_and_images_is_read_as_its_text():

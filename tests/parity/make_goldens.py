@@ -9,7 +9,8 @@ Needs the extra `parity` (torch on a CPU, transformers 5). Every parameter is re
 usual initial values (ones, zeros, arange) hide most mistakes. Logits come from whole forward passes in
 float32 without a cache and without padding. Where transformers departs from the published models it is
 set straight here: nemotron_h raises the step size to `time_step_min` and leaves `time_step_limit`
-aside; `follow_published_limits` gives every mixer the limits of its config.
+aside; `follow_published_limits` gives every mixer the limits of its config. It has no models with a cut: those are in
+`swiftkv_torch.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 import transformers
 
+import tests.parity.swiftkv_torch  # noqa: F401  registers models that transformers does not have
 from hybrid_jax.models import FAMILIES
 from tests.parity.golden_variants import GOLDENS
 from tests.parity.random_variants import random_variant

@@ -56,6 +56,22 @@ def random_variant(family: str, rng: random.Random) -> dict:
                 rope_parameters=rope,
             )
         )
+    if family.startswith("qwen2") or family == "llama_swiftkv":
+        sizes = dict(
+            hidden_size=heads * pick([8, 10, 12]),
+            intermediate_size=rng.randrange(20, 70),
+            num_hidden_layers=num_layers,
+            rms_norm_eps=eps,
+            rope_parameters=rope,
+        )
+        if family == "qwen2":
+            windows = dict(sliding_window=pick([5, 17, 40]), max_window_layers=pick([0, 1]))
+            return common | mixed | sizes | windows | dict(use_sliding_window=flag())
+        cut = rng.randrange(1, num_layers)
+        group = pick([n for n in range(1, num_layers) if (num_layers - cut) % n == 0])
+        sizes |= dict(num_key_value_layers=cut, key_value_group_size=group)
+        biases = dict(attention_bias=flag()) if family == "llama_swiftkv" else {}
+        return common | mixed | sizes | biases
     if family == "mamba2":
         expand = pick([1, 2, 4])
         ssm_dim = 4 * pick([1, 2, 4])

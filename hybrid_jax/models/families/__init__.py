@@ -14,17 +14,21 @@ from hybrid_jax.models.families import (
     lfm2,
     lfm2_moe,
     llama,
+    llama_swiftkv,
     mamba,
     mamba2,
     nemotron_h,
+    qwen2,
+    qwen2_swiftkv,
     qwen3_5,
     qwen3_5_moe,
     qwen3_next,
 )
 
 MODULES = (
-    *(bamba, falcon_h1, falcon_mamba, granitemoehybrid, jamba, lfm2, lfm2_moe, llama, mamba),
-    *(mamba2, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next),
+    *(bamba, falcon_h1, falcon_mamba, granitemoehybrid, jamba, lfm2, lfm2_moe, llama),
+    *(llama_swiftkv, mamba, mamba2, nemotron_h, qwen2, qwen2_swiftkv, qwen3_5, qwen3_5_moe),
+    qwen3_next,
 )
 # By the name of its file, which is its model_type.
 FAMILIES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in MODULES}

@@ -1,0 +1,43 @@
+"""Qwen2 and Qwen2.5: attention with biases on queries, keys and values, and a gated MLP in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, under
+from hybrid_jax.models.family import Family
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+
+MAX_POSITION = 32_768  # where the file names none
+WINDOW, FIRST_WITH_WINDOW = 4096, 28  # likewise
+KINDS = ("full_attention", "sliding_attention")
+
+
+def read_config(fields: HFConfig) -> ModelConfig:
+    """config.json with model_type "qwen2" to `ModelConfig`."""
+    fields.silu("hidden_act")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    mixer = replace(fields.attention(rope=True), qkv_bias=True, out_bias=False)
+    slides = set()
+    if fields.flag("use_sliding_window"):
+        first = fields.integer("max_window_layers", default=FIRST_WITH_WINDOW, minimum=0)
+        usual = [KINDS[index >= first] for index in range(num_layers)]
+        kinds = fields.names("layer_types") or usual
+        fields.layer_kinds("layer_types", kinds, KINDS, num_layers)
+        slides = {index for index, kind in enumerate(kinds) if kind == KINDS[1]}
+    window = replace(mixer, sliding_window=fields.integer("sliding_window", default=WINDOW))
+    mlp = MLP(width=fields.integer("intermediate_size"))
+    return ModelConfig(
+        layers=tuple(
+            LayerSpec(mixers=(window if index in slides else mixer,), mlp=mlp)
+            for index in range(num_layers)
+        ),
+        **fields.common("rms_norm_eps", 1e-6, MAX_POSITION),
+    )
+
+
+FAMILY = Family(
+    read_config=read_config,
+    tensors={Attention: under("self_attn", ATTENTION), MLP: under("mlp", GATED_MLP)},
+)

@@ -1,0 +1,16 @@
+"""Qwen2 with a cut (SwiftKV, arXiv 2410.03960), as released checkpoints have it."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models.families import qwen2
+from hybrid_jax.models.families.llama_swiftkv import family_with_cut, with_fields_of_cut
+from hybrid_jax.models.hf_config import HFConfig
+
+
+def read_config(fields: HFConfig) -> ModelConfig:
+    """config.json with model_type "qwen2_swiftkv" to `ModelConfig`."""
+    return with_fields_of_cut(fields, qwen2.read_config(fields))
+
+
+FAMILY = family_with_cut(qwen2.FAMILY, read_config)
