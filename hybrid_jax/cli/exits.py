@@ -143,7 +143,7 @@ def _usage_message(error: Any) -> str:
     text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
     gone = GONE.get(getattr(error, "option_name", ""))
     if gone is not None:
-        return f"{text}: {gone}"
+        return f"No such option: {error.option_name}: {gone}"
     details = getattr(error.__cause__, "errors", None)
     for detail in details() if callable(details) else ():
         if repr(detail.get("input")) not in text:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import EngineConfig, ModelConfig, regrouped
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
     Geometry,
@@ -100,9 +100,13 @@ def inspect_model(
         Plain data, for JSON. Sizes are bytes, lengths are tokens. Keys that need a word:
             dtype, stored_dtype: of weights and activations here; of the weights in the checkpoint.
             kv_dtype: of keys and values in pages.
-            layers: how many there are of each kind.
+            layers: how many blocks there are of each kind. num_layers: of layers.
             flops_per_token: of prefill at the start of a sequence, without logits.
             kv_bytes_per_token: with the scales of FP8; 0 without attention.
+            cut: layers that the tokens of a prompt go through; None for all.
+            kv_group, state_group: how many layers behind the cut share keys and values, or a state.
+            groups: bytes of a token's KV ("kv_group") and of a checkpoint ("state_group") for each number of layers
+                that may share behind the cut; empty without a cut.
             checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
@@ -159,12 +163,17 @@ def inspect_model(
         "kv_dtype": engine.kv_dtype,
         "stored_dtype": config.dtype,
         "layers": _count_blocks(config),
+        "num_layers": len(config.layers),
         "parameters": weight_count(config),
         "weight_bytes": room.weight_bytes,
         "flops_per_token": prefill_flops(config, 1),
         "kv_bytes_per_token": per_token,
         "checkpoint_bytes": checkpoint,
         "checkpoint_tokens": checkpoint / per_token if checkpoint and per_token else None,
+        "cut": config.cut,
+        "kv_group": config.kv_group,
+        "state_group": config.state_group,
+        "groups": _groups(config, engine),
         "frame_bytes": geometry.frame_bytes,
         "page_tokens": geometry.page_tokens,
         "frames_per_page": geometry.frames_per_page,
@@ -247,6 +256,28 @@ def _cache(found: dict[str, Any]) -> str:
 # --- for people -----------------------------------------------------------------------------------
 
 
+def _by_group(taken: dict[str, int]) -> str:
+    return ", ".join(f"{group}: {format_size(size)}" for group, size in taken.items())
+
+
+def _groups(config: ModelConfig, engine: EngineConfig) -> dict[str, dict[str, int]]:
+    """What a token or a checkpoint takes by how many layers share behind the cut, where more than one can."""
+    if config.cut is None:
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    for name, size in (("kv_group", kv_bytes_per_token), ("state_group", checkpoint_bytes)):
+        taken = {}
+        for group in range(1, len(config.later) + 1):
+            try:
+                changed = regrouped(config, **{name: group})
+            except ValueError:  # it does not divide, or such layers share nothing
+                continue
+            taken[str(group)] = size(make_geometry(changed, engine))
+        if len(set(taken.values())) > 1:
+            found[name] = taken
+    return found
+
+
 def lines(found: dict[str, Any]) -> dict[str, str]:
     """What `inspect_model` found, in words, by name."""
     fit, fits = found["fit"], found["fits"] is not False
@@ -265,6 +296,9 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
         "KV": f"{format_size(found['kv_bytes_per_token'])} a token, {found['kv_dtype']}",
         "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {counted(found['frames_per_checkpoint'], 'frame')} "
         f"({found['checkpoint_padding']:.1%} padding)",
+        "cut": f"behind layer {found['cut']} of {found['num_layers']}",
+        "KV by kv_group": _by_group(found["groups"].get("kv_group", {})),
+        "checkpoint by state_group": _by_group(found["groups"].get("state_group", {})),
         "page": f"{found['page_tokens']} tokens in {counted(found['frames_per_page'], 'frame')} "
         f"({found['page_padding']:.1%} padding)",
         "frame": format_size(found["frame_bytes"]),
@@ -285,6 +319,9 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
     shown = {
         "KV": found["kv_bytes_per_token"],
         "checkpoint": found["frames_per_checkpoint"],
+        "cut": found["cut"],
+        "KV by kv_group": "kv_group" in found["groups"],
+        "checkpoint by state_group": "state_group" in found["groups"],
         "page": found["page_tokens"],
         "ring": found["ring_bytes_per_row"],
         **dict.fromkeys(("budget", "longest context", "most rows"), fits),

@@ -34,7 +34,7 @@ from hybrid_jax.cli.exits import (
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import flags_of, shell_words
-from hybrid_jax.config import resolve_dtype
+from hybrid_jax.config import resolve_dtype, with_cut
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.sizing.devices import CARDS
@@ -423,6 +423,15 @@ def inspect(
     kv_cache_dtype: KVDtypeOption = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
+    cut: Annotated[
+        int | None, typer.Option(help="As if the model had a cut behind so many layers (SwiftKV).")
+    ] = None,
+    kv_group: Annotated[
+        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
+    ] = 1,
+    state_group: Annotated[
+        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
+    ] = 1,
     device: Annotated[
         str | None,
         typer.Option(
@@ -439,6 +448,10 @@ def inspect(
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
     config = read_config(model if model is not None else BUNDLED)
+    if cut is not None:
+        config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
+    elif max(kv_group, state_group) > 1:
+        raise ValueError("--kv-group and --state-group need --cut")
     if device is not None:
         where = card(device)
     elif wanted := wants_missing_gpu():

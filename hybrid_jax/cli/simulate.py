@@ -29,6 +29,18 @@ def simulate(
             f"({', '.join(known_names())}), also by the name of its repository on the hub, or the path of a .toml file."
         ),
     ] = "paper_7b",
+    cut: Annotated[
+        int | None,
+        typer.Option(
+            help="Layers that the tokens of a prompt go through (SwiftKV), of a known model."
+        ),
+    ] = None,
+    kv_group: Annotated[
+        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
+    ] = 1,
+    state_group: Annotated[
+        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
+    ] = 1,
     policy: Annotated[
         str,
         typer.Option(
@@ -84,7 +96,9 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
-    spec = load_spec(model_spec)
+    if cut is None and max(kv_group, state_group) > 1:
+        raise ValueError("--kv-group and --state-group need --cut")
+    spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
@@ -92,7 +106,7 @@ def simulate(
     result: InFlightResult | Result
     if clock == "arrivals":
         result = simulate_in_flight(
-            *asked, grain=grain or 32, max_rows=max_rows, shapes=shapes, **told
+            *asked, decode=spec.decode, grain=grain or 32, max_rows=max_rows, shapes=shapes, **told
         )
     else:
         result = run(*asked, grain=grain or 1, timing=timing, **told)

@@ -99,6 +99,22 @@ def behind_cut(
     return (*layers[:cut], *changed)
 
 
+def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -> ModelConfig:
+    """The same model with the same cut, and other groups of layers that share.
+
+    Raises:
+        ValueError: the model has no cut, or as `with_cut`.
+    """
+    if config.cut is None:
+        raise ValueError("regrouped: the model has no cut, so no layers share")
+    plain = [
+        replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))
+        for layer in config.layers
+    ]
+    layers = behind_cut(plain, config.cut, kv_group, state_group)
+    return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
+
+
 def without_cut(mixer: Any) -> Any:
     """A mixer as it is in the model without a cut."""
     return mixer if source_of(mixer) == "own" else replace(mixer, source="own")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import ModelConfig
+from hybrid_jax.config import ModelConfig, source_of, with_cut
 from hybrid_jax.config.checks import natural
-from hybrid_jax.costs import Block, Costs, block_costs, state_elements
+from hybrid_jax.costs import Block, Costs, block_costs, state_elements, written_flops
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
 from hybrid_jax.models.known import find, known, load_known
@@ -29,12 +29,14 @@ class ModelSpec:
         about: one line on what it is.
         costs: FLOPs of a prefill, and bytes of a token and a checkpoint.
         blocks: (how many, block) pairs; none where only a paper's own counts are known.
+        decode: the same costs for tokens that go through all layers, where those of a prompt do not.
     """
 
     name: str
     about: str
     costs: Costs
     blocks: tuple[tuple[int, Block], ...] = ()
+    decode: Costs | None = None
 
 
 def names() -> list[str]:
@@ -42,15 +44,27 @@ def names() -> list[str]:
     return sorted([*(path.stem for path in FOLDER.glob("*.toml")), *known()])
 
 
-def load_spec(name: str) -> ModelSpec:
+def load_spec(
+    name: str, *, cut: int | None = None, kv_group: int = 1, state_group: int = 1
+) -> ModelSpec:
     """A model by its name, or the name of its repository on the hub, or from a .toml file.
 
+    Args:
+        cut, kv_group, state_group: as of `config.with_cut`, for a model whose layers are known one by one.
+
     Raises:
-        ValueError: no such name or file, or a file that does not describe a model.
+        ValueError: no such name or file, or a file that does not describe a model; a cut that the model cannot have.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file() and (own := find(name)) is not None:
-        return _of_config(load_known(own), own, known()[own]["_source"])
+        config = load_known(own)
+        if cut is not None:
+            config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
+        return _of_config(config, own, known()[own]["_source"])
+    if cut is not None:
+        raise ValueError(
+            f"model spec: a cut needs a model whose layers are known one by one ({', '.join(known())}), got {name!r}"
+        )
     if not path.is_file():
         raise ValueError(
             f"model spec: no model {name!r}; known are {', '.join(names())}, or the path of a .toml file"
@@ -82,7 +96,19 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
 def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     """A model by its config, with K, V and columns of 2 bytes an element."""
     blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.blocks).items())
-    return ModelSpec(name=name, about=about, costs=_costs(blocks, config.width), blocks=blocks)
+    kept = [(count, block) for count, block in blocks if source_of(block) != "group"]
+    costs = _costs(kept, config.width)
+    if config.cut is None:
+        return ModelSpec(name=name, about=about, costs=costs, blocks=blocks)
+    both = []
+    for whole in (False, True):
+        through = config.blocks if whole else config.prompt_blocks
+        sizes = {"kv_bytes": costs.kv_bytes, "checkpoint_bytes": costs.checkpoint_bytes}
+        found = block_costs([(1, *block) for block in through], **sizes)
+        beside = written_flops(config, whole=whole)
+        both.append(replace(found, flops_per_token=found.flops_per_token + beside))
+    about = f"{about} With a cut behind layer {config.cut}."
+    return ModelSpec(name=name, about=about, costs=both[0], decode=both[1])
 
 
 def _costs(

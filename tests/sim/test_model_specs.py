@@ -7,8 +7,11 @@ import tomllib
 
 import pytest
 
+from hybrid_jax.config import with_cut
+from hybrid_jax.costs import prefill_flops
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models.files import KNOWN_MODELS as KNOWN
+from hybrid_jax.models.known import load_known
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names, paper_costs, parse_spec
 
 # name: (bytes of a token's K and V, bytes of a checkpoint). K and V and convolution columns take 2 bytes an element,
@@ -27,6 +30,8 @@ BYTES = {
     "jamba_1_5_mini": (4 * 2 * 8 * 128 * 2, 28 * (8192 * 16 * 4 + 3 * 8192 * 2)),
     "codestral_mamba_7b": (0, 64 * MAMBA2),
     "nemotron_h_8b": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
+    "llama_3_1_8b_swiftkv": (32 * 2 * 8 * 128 * 2, 0),
+    "qwen2_7b": (28 * 2 * 4 * 128 * 2, 0),
     # table 1: 4 D bytes of KV; 2 D N of state and, for the convolution, 2 * 4 * (2 D + 2 N)
     "paper_7b": (4 * 4 * 4096, 24 * (2 * 4096 * 128 + 8 * (2 * 4096 + 2 * 128))),
     # a KV head per query head; 64 heads x 64 are the paper's 4096 channels, of 128 elements each
@@ -150,6 +155,29 @@ def test_flops_of_a_transformer():
     costs = load_spec("llama_3_1_8b").costs
     assert costs.flops_per_token == 2 * weights
     assert costs.flops(100) == 200 * weights + 32 * 4 * 4096 * 5050
+
+
+def test_a_cut_in_half_of_a_hybrid():
+    """FLOPs as `costs.prefill_flops` counts them; bytes of what is cached, each group once."""
+    config = load_known("nemotron_h_8b")
+    plain = load_spec("nemotron_h_8b").costs
+    for group in (1, 2):
+        spec = load_spec("nemotron_h_8b", cut=26, kv_group=group, state_group=group)
+        changed = with_cut(config, 26, kv_group=group, state_group=group)
+        assert spec.costs.flops(8191) == pytest.approx(prefill_flops(changed, 8191))
+        assert spec.decode.flops(8191) == pytest.approx(prefill_flops(changed, 8191, whole=True))
+        # Of 4 attention layers and of 24 recurrent ones, half are behind the cut.
+        assert spec.costs.kv_bytes == plain.kv_bytes * (2 + 2 // group) // 4
+        assert spec.costs.checkpoint_bytes == plain.checkpoint_bytes * (12 + 12 // group) // 24
+    saved = 1 - spec.costs.flops(8191) / plain.flops(8191)
+    assert saved == pytest.approx(0.466, abs=2e-3)
+
+
+def test_a_cut_needs_layers_one_by_one():
+    with pytest.raises(ValueError, match="a cut needs a model whose layers .* got 'paper_7b'"):
+        load_spec("paper_7b", cut=4)
+    with pytest.raises(ValueError, match="cut must be at least 1 and below .*, 32, got 40"):
+        load_spec("llama_3_1_8b", cut=40)
 
 
 def test_every_named_model_says_what_it_is():

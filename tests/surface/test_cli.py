@@ -612,6 +612,40 @@ def test_inspect_runs_as_a_program_without_jax(bamba):
     assert module.stdout.strip() == "0.1.0"
 
 
+def test_inspect_shows_what_groups_behind_a_cut_take(run):
+    command = ("inspect", "nemotron_h_8b", "--device", "h200", "--cut", 26)
+    found = json.loads(run(*command, "--json")[1])
+    assert (found["cut"], found["kv_group"], found["state_group"], found["num_layers"]) == (
+        26,
+        1,
+        1,
+        52,
+    )
+    token, checkpoint = found["kv_bytes_per_token"], found["checkpoint_bytes"]
+    assert found["groups"]["kv_group"] == {"1": token, "2": token * 3 // 4}
+    states = found["groups"]["state_group"]
+    assert states["1"] == checkpoint and list(states) == ["1", "2", "3", "4", "6", "12"]
+    assert states["12"] == pytest.approx(checkpoint * 13 / 24, rel=0.01)
+    shown = run(*command)[1]
+    assert re.search(r"^cut +behind layer 26 of 52$", shown, re.M)
+    assert re.search(r"^KV by kv_group +1: 16 KiB, 2: 12 KiB$", shown, re.M)
+    grouped = json.loads(run(*command, "--kv-group", 2, "--state-group", 12, "--json")[1])
+    assert grouped["kv_bytes_per_token"] == token * 3 // 4
+    assert grouped["checkpoint_bytes"] == states["12"]
+    dense = run("inspect", "llama_3_1_8b_swiftkv", "--device", "h200")[1]
+    assert "KV by kv_group" in dense and "checkpoint by" not in dense
+
+
+def test_inspect_halves_keys_and_values_by_fp8(run):
+    command = ("inspect", "llama_3_1_8b", "--device", "h200", "--json")
+    wide, narrow = (
+        json.loads(run(*command, "--kv-cache-dtype", name)[1]) for name in ("auto", "fp8")
+    )
+    assert (wide["kv_dtype"], narrow["kv_dtype"]) == ("bfloat16", "float8_e4m3fn")
+    assert narrow["kv_bytes_per_token"] / wide["kv_bytes_per_token"] == (128 + 4) / 256
+    assert narrow["fit"]["longest_context"] >= wide["fit"]["longest_context"]
+
+
 def test_train_tiny_passes_its_options_on(run, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(

@@ -77,6 +77,7 @@ def simulate_in_flight(
     capacity: int,
     *,
     model_spec: str = "",
+    decode: Costs | None = None,
     grain: int = 32,
     max_rows: int = 64,
     prefill_tokens: int = 8192,
@@ -91,7 +92,7 @@ def simulate_in_flight(
     Args:
         trace: requests with arrival times.
         costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
-        model_spec: its name, for the result.
+        model_spec: its name, for the result. decode: costs of tokens that are generated, where they differ.
         grain: tokens between resume points.
         max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
@@ -111,7 +112,7 @@ def simulate_in_flight(
         prefill_tokens=prefill_tokens,
         shapes=shapes,
     )
-    run = _Run(trace, costs, engine, capacity, device)
+    run = _Run(trace, costs, decode or costs, engine, capacity, device)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
     seconds = time.process_time() - started
@@ -147,11 +148,12 @@ class _Run:
         self,
         trace: Sequence[TraceRequest],
         costs: Costs,
+        decode: Costs,
         engine: EngineConfig,
         capacity: int,
         device: DeviceModel | None,
     ):
-        self.trace, self.costs, self.engine = trace, costs, engine
+        self.trace, self.costs, self.decode, self.engine = trace, costs, decode, engine
         self.device = DeviceModel() if device is None else device
         geometry = virtual_geometry(costs, engine.grain)
         frames = capacity // geometry.frame_bytes
@@ -245,7 +247,7 @@ class _Run:
             row.position * self.costs.kv_bytes + self.costs.checkpoint_bytes for row in plan.decode
         )
         return self.device.seconds(
-            self.costs, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
+            self.decode, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
         )
 
     def _padding(self, plan: Plan) -> int:
