@@ -108,11 +108,13 @@ class ProjectionLayout(RecordSizes):
         dt_limits: (low, high) bounds of a step size after softplus.
         delta: a gated delta net's, with v in place of x, k of B, and q of C; behind dt come M more columns, of which
             sigmoid makes the rates of writing.
+        gated: z stands in front. Where a mixer has a projection of its own for z, it does not.
     """
 
     conv_width: int = 4
     dt_limits: tuple[float, float] = (0.0, math.inf)
     delta: bool = False
+    gated: bool = True
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -120,9 +122,14 @@ class ProjectionLayout(RecordSizes):
         return super().dimensions | own
 
     @property
+    def conv_start(self) -> int:
+        """The first column of what is convolved."""
+        return self.inner_size if self.gated else 0
+
+    @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
-        return self.inner_size + self.conv_size + self.num_heads * (2 if self.delta else 1)
+        return self.conv_start + self.conv_size + self.num_heads * (2 if self.delta else 1)
 
     @property
     def history(self) -> int:
@@ -131,7 +138,7 @@ class ProjectionLayout(RecordSizes):
 
     def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The convolution's inputs [..., E] and those of the step sizes [..., M]."""
-        ends = itertools.accumulate((self.inner_size, self.conv_size, self.num_heads))
+        ends = itertools.accumulate((self.conv_start, self.conv_size, self.num_heads))
         _, xBC, dt, _ = jnp.split(projected, list(ends), axis=-1)
         return xBC, dt
 

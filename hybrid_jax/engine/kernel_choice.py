@@ -109,9 +109,9 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
 def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
     """Why the kernels cannot run a model's steps, or None."""
     reasons: list[str | None] = []
-    if config.cut is not None:
+    if config.state_group > 1:
         reasons.append(
-            f"there are no kernels for layers behind a cut, and this model has cut {config.cut}"
+            f"there are no kernels for layers that share a state, and this model has groups of {config.state_group}"
         )
     reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):

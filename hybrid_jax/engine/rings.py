@@ -42,8 +42,21 @@ def rows_of_tails(state: State, tails: dict[int, Tail], rows: int) -> State:
     return found
 
 
+def rows_of(state: State, rows: jax.Array) -> State:
+    """The state with copies of rows int32[R] of all rings, and a sink. Steps made of kernels write rings in chunks."""
+    found = state.replace(tokens=jnp.zeros(len(rows) + 1, state.tokens.dtype))
+    own = [
+        {
+            name: jnp.pad(ring[:, rows], ((0, 0), (0, 1), (0, 0), (0, 0)))
+            for name, ring in rings.items()
+        }
+        for rings in state.rings
+    ]
+    return found.replace(rings=tuple(jax.lax.optimization_barrier(own)))
+
+
 def put_rows(state: State, taken: State, rows: jax.Array, groups: Sequence[int]) -> State:
-    """The state with what became of the arena, and of rows int32[R] that `rows_of_tails` had made."""
+    """The state with what became of the arena, and of rows int32[R] that `rows_of_tails` or `rows_of` had made."""
 
     def put(ring: jax.Array, own: jax.Array) -> jax.Array:
         for r in range(rows.shape[0]):

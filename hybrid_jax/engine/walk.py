@@ -427,7 +427,10 @@ def short_chunk(
     if ends is None:
         return h[:, 0], state
     # The window works on copies of the rows' rings: it takes the first rows of a ring.
-    own = rings.rows_of_tails(state, behind.tails, len(rows.row))
+    if model.kernels == "xla":
+        own, groups = rings.rows_of_tails(state, behind.tails, len(rows.row)), list(behind.tails)
+    else:
+        own, groups = rings.rows_of(state, rows.row), list(range(len(state.rings)))
     base = jnp.where(ends.samples > 0, rows.start + rows.length, 0)
     tokens = rings.slice_tokens(rows.tokens[..., None], last, 1)[..., 0]
     one = WindowRows(
@@ -437,7 +440,7 @@ def short_chunk(
     stream, valid = Stream(h, None), window.plan.valid
     stream = decoder.through(params, stream, valid, config.later, config, window.mix, kernels)
     h = decoder.leave(params, stream, valid, config)
-    return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, list(behind.tails))
+    return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, groups)
 
 
 def _through(

@@ -75,7 +75,7 @@ def gates(params: dict, h: CutInput, spec: GatedDelta) -> jax.Array:
 
 
 def layout_of(spec: GatedDelta) -> ProjectionLayout:
-    """How the mixer's projections, records and states lie in memory."""
+    """How the mixer's projections, records and states lie in memory; behind a cut, z has a projection of its own."""
     return ProjectionLayout(
         num_heads=spec.num_value_heads,
         head_dim=spec.value_dim,
@@ -83,6 +83,7 @@ def layout_of(spec: GatedDelta) -> ProjectionLayout:
         state_size=spec.key_dim,
         conv_width=spec.conv_width,
         delta=True,
+        gated=spec.source == "own",
     )
 
 

@@ -125,7 +125,7 @@ def decay_rates(params: dict) -> jax.Array:
 
 
 def layout_of(spec: Mamba2) -> ProjectionLayout:
-    """How the mixer's projections, records and states lie in memory."""
+    """How the mixer's projections, records and states lie in memory; behind a cut, z has a projection of its own."""
     return ProjectionLayout(
         num_heads=spec.num_heads,
         head_dim=spec.head_dim,
@@ -133,6 +133,7 @@ def layout_of(spec: Mamba2) -> ProjectionLayout:
         state_size=spec.state_size,
         conv_width=spec.conv_width,
         dt_limits=spec.dt_limits,
+        gated=spec.source == "own",
     )
 
 

@@ -66,5 +66,4 @@ def append_kv(
             f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
         )
     check_words(where, arrays.arena, layout.offset, layout.page_words)
-    reason = None if num_heads else "there is no kernel for keys and values without queries"
-    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, options=options)
+    return run(where, implementation, IMPLEMENTATIONS, arrays, options=options)

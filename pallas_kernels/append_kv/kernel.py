@@ -34,18 +34,17 @@ def _kernel(
     sin_ref: Ref,  # [B, T, F]
     q_norm_ref: Ref,  # [H]
     k_norm_ref: Ref,  # [H]
-    q_ref: Ref,  # [B, T, N, H]
-    arena_ref: Ref,  # [U, W]
-    *,
+    *out_refs: Ref,  # q [B, T, N, H], if there are queries; and the arena [U, W]
     options: AppendOptions,
+    num_heads: int,
     pages: int,
     lines: int,
     rotated: int,
     normed: bool,
 ):
     layout, _, eps, dtype, _ = options
-    first_page = options.page_frame * pages
-    _, tokens, num_heads, size = q_ref.shape
+    first_page, arena_ref = options.page_frame * pages, out_refs[-1]
+    tokens, size = qkv_ref.shape[2], layout.head_dim
     heads = num_heads + 2 * layout.num_kv_heads
     row = pl.program_id(0)
     # Heads of all tokens are one sequence, so a program is full for one token of many heads and for many tokens
@@ -99,7 +98,8 @@ def _kernel(
             value = jnp.where(turns & ~is_v, turned, value)
         value = value.astype(dtype)
         # Queries stay in an array; keys and values wait for all parts, for a word holds one of each.
-        store(q_ref, row, token, head, channel, value=value, mask=inside & is_q)
+        if num_heads:
+            store(out_refs[0], row, token, head, channel, value=value, mask=inside & is_q)
         made.append(value)
 
     # Only new positions are written: others hold what a shared page has for other rows, too.
@@ -147,20 +147,20 @@ def append_kv_pallas(arrays: AppendArrays, *, options: AppendOptions, config: Co
     lines = max(config.words // power_of_two(layout.head_words), 1)
     lines = min(lines, power_of_two(tokens * heads))
     unused = base  # in place of an array that the kernel does not read
-    return call(
+    queries = jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), options.dtype)
+    *q, arena = call(
         _kernel,
         *(arena, parts, table.reshape(rows, -1), base, begin, end),
         *(unused if x is None else x for x in (cos, sin, q_norm, k_norm)),
         grid=(rows, cdiv(tokens * heads, lines)),
-        outputs=[
-            jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), options.dtype),
-            0,
-        ],
+        outputs=[*[queries] * (num_heads > 0), 0],
         name="append_kv",
         num_warps=config.num_warps,
         options=options,
+        num_heads=num_heads,
         pages=pages,
         lines=lines,
         rotated=0 if cos is None else cos.shape[-1],
         normed=q_norm is not None,
     )
+    return q[0] if q else jnp.zeros(queries.shape, queries.dtype), arena

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,8 @@ SMALL = ProjectionLayout(num_heads=4, head_dim=8, num_groups=2, state_size=16)
 UNEVEN = ProjectionLayout(
     num_heads=6, head_dim=5, num_groups=3, state_size=7, conv_width=3, dt_limits=(0.1, 1.0)
 )
+
+UNGATED = replace(SMALL, gated=False)  # behind a model's cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ CASES = (
     Case(name="edges_of_a_tile", tokens=33, lengths=(15, 16, 17, 33), biased=False),
     Case(name="nothing_even", tokens=7, lengths=(7, 4), layout=UNEVEN),
     Case(name="one_token", tokens=1, lengths=(1, 0)),
+    Case(name="without_gates", tokens=40, lengths=(40, 7), layout=UNGATED),
 )
 WINDOW_CASES = (
     WindowCase(
@@ -123,6 +126,15 @@ WINDOW_CASES = (
         first=(1, 0),
         num_valid=(6, 5),
         layout=UNEVEN,
+    ),
+    WindowCase(
+        name="verify_without_gates",
+        tokens=5,
+        slots=36,
+        starts=(0, 9, 31),
+        first=(0, 2, 0),
+        num_valid=(5, 5, 3),
+        layout=UNGATED,
     ),
     WindowCase(
         name="whole_ring",

@@ -87,7 +87,7 @@ def _step_sizes(
     """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`; `read` loads what
     in_proj gave at tokens and columns."""
     inside = head < layout.num_heads
-    raw = read(token, layout.inner_size + layout.conv_size + head, mask=exists & inside)
+    raw = read(token, layout.conv_start + layout.conv_size + head, mask=exists & inside)
     dt = jax.nn.softplus(widen(raw) + widen(load(dt_bias_ref, head, mask=inside)))
     return jnp.where(exists, jnp.clip(dt, *layout.dt_limits), 0.0)
 
@@ -121,7 +121,7 @@ def _chunk_kernel(
         # Padding counts as zero and is never read: a chunk's end may hold anything, NaN too.
         def column(token: jax.Array):
             own = inside & (token >= 0) & (token < length)
-            return load(projected_ref, row, token, layout.inner_size + channel, mask=own)
+            return load(projected_ref, row, token, layout.conv_start + channel, mask=own)
 
         def early(token: jax.Array):
             before = inside & (token < 0)
@@ -238,7 +238,7 @@ def _window_kernel(
         own = place - layout.history
         kept = inside & live & (own < first)
         fresh = inside & (own >= first) & (own < count)
-        raw = read(own, layout.inner_size + channel, mask=fresh)
+        raw = read(own, layout.conv_start + channel, mask=fresh)
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
@@ -344,7 +344,7 @@ def _window_kernel(
         mask = new & (head < layout.num_heads)
         store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)
         if delta:
-            behind = layout.inner_size + layout.conv_size + layout.num_heads
+            behind = layout.conv_start + layout.conv_size + layout.num_heads
             raw = widen(read(token, behind + head, mask=mask))
             beta = jnp.where(new, jax.nn.sigmoid(raw), 0.0)
             store(beta_ref, row, token, head, value=beta, mask=fits & (head < layout.num_heads))

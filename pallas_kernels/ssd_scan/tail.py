@@ -136,7 +136,7 @@ def _tail_kernel(
         old = load(history_ref, b, place, channel, mask=mask & early)
         own = place - layout.history
         mask = mask & ~early & (own < tokens)
-        raw = load(projected_ref, b, own, layout.inner_size + channel, mask=mask)
+        raw = load(projected_ref, b, own, layout.conv_start + channel, mask=mask)
         return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
     # First the ring's slots: records and step sizes of the tokens behind the checkpoint. Slots without a token are

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, regrouped
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
@@ -34,7 +34,7 @@ from tests.exactness.jobs import Job, Run, drive
 from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.speculation_matrix import Maker, with_drafter
 from tests.kernels.lowered import kernels_in
-from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_models import VOCAB, redrawn, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -109,16 +109,30 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
         "lfm2",
         "qwen3_next",
         "jamba",
+        "with_cut_delta",
         *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite")),
     ],
 )
 def test_tokens_are_those_of_xla(name):
+    room = {"memory": 192 << 10} if name == "with_cut_delta" else {}
     with one_shape(16):
-        got, hits = outputs(engine_on("pallas", name), adjusted=EVERYTHING)
-        want, same_hits = outputs(engine_on("xla", name), adjusted=EVERYTHING)
+        got, hits = outputs(engine_on("pallas", name, **room), adjusted=EVERYTHING)
+        want, same_hits = outputs(engine_on("xla", name, **room), adjusted=EVERYTHING)
     assert got == want
     assert hits == same_hits > 0
     assert [len(tokens) for tokens in got] == [20] * (5 + EVERYTHING)
+
+
+@pytest.mark.slow
+def test_tokens_are_those_of_xla_where_attention_layers_behind_a_cut_share():
+    config = regrouped(tiny_model("with_cut")[0], kv_group=2)
+    params = redrawn(config, seed=0)
+    with one_shape(16):
+        got, hits = outputs(engine_of("pallas", config, params, memory=192 << 10), adjusted=False)
+        want, same_hits = outputs(
+            engine_of("xla", config, params, memory=192 << 10), adjusted=False
+        )
+    assert got == want and hits == same_hits > 0
 
 
 @pytest.mark.slow

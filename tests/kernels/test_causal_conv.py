@@ -60,7 +60,7 @@ class TestImplementation:
         want = conv(**inputs, layout=case.layout, implementation="reference")
         dead = past(case.lengths, case.tokens)
         inputs["projected"] = jnp.where(dead, jnp.nan, inputs["projected"])
-        inputs["projected"] = inputs["projected"].at[..., : case.layout.inner_size].set(jnp.nan)
+        inputs["projected"] = inputs["projected"].at[..., : case.layout.conv_start].set(jnp.nan)
         got = conv(**inputs, layout=case.layout, implementation=implementation)
         assert_close(got, want)
         for out in got:

@@ -132,7 +132,7 @@ def test_what_must_not_be_read_changes_no_bit(implementation, case):
     inputs = make_window_inputs(case)
     new, history, layout = new_tokens(case), case.layout.history, case.layout
     projected = jnp.where(new[..., None], inputs["projected"], jnp.nan)
-    spoiled = inputs | {"projected": projected.at[..., : layout.inner_size].set(jnp.nan)}
+    spoiled = inputs | {"projected": projected.at[..., : layout.conv_start].set(jnp.nan)}
     keep = {name: np.zeros(inputs[name].shape, bool) for name in ("conv", "xB", "dt")}
     for row in np.flatnonzero(new.any(1)):
         held = max(case.first[row], 0)

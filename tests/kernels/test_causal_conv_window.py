@@ -77,7 +77,7 @@ def poisoned(case: WindowCase, inputs: dict) -> dict:
     new, history, layout = new_tokens(case), case.layout.history, case.layout
     projected = np.array(inputs["projected"].astype(jnp.float32))
     projected[~new] = np.nan
-    projected[..., : layout.inner_size] = np.nan
+    projected[..., : layout.conv_start] = np.nan
     inputs = inputs | {"projected": jnp.asarray(projected, inputs["projected"].dtype)}
     keep = {name: np.zeros(inputs[name].shape[:3], bool) for name in ("conv", "xB", "dt")}
     for b in np.flatnonzero(new.any(1)):

@@ -1,6 +1,7 @@
 """The end of a chunk in rings and frames: against one row after another, and nothing else touched."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,17 @@ def test_rings_and_frames_are_written_as_row_after_row(dtype, layer):
     got[0], want[0] = got[0][1:], want[0][1:]  # the sink holds whatever was written last
     for name, a, b in zip(("arena", "conv", "xB", "dt"), got, want, strict=True):
         np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8), err_msg=name)
+
+
+@pytest.mark.parametrize("implementation", ["pallas", "reference"])
+def test_a_projection_without_gates_leaves_the_same(implementation):
+    own = arguments("float32")["projected"][..., SIZES.inner_size :]
+    ungated = functools.partial(
+        store_tail, layer=1, layout=replace(SIZES, gated=False), implementation=implementation
+    )
+    got = jax.jit(ungated)(**arguments("float32") | {"projected": own})
+    for a, b in zip(got, stored(implementation, "float32"), strict=True):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), b.view(np.uint8))
 
 
 def test_the_reference_is_what_numpy_cuts():

@@ -13,7 +13,8 @@ from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of
+from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -40,12 +41,12 @@ class GatedDeltaPallas(ReplayPallas):
         return jnp.stack([gated_delta.decay_rates(weights) for weights in params])
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict]:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         layout = gated_delta.layout_of(spec)
-        projected = linear_in_parts(h, params["in_proj"])
+        gates, projected = _projected(params, h, linear_in_parts)
         first = jnp.maximum(rows.begin - rows.base, 0)
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -71,20 +72,21 @@ class GatedDeltaPallas(ReplayPallas):
             layer=at.layer,
             first_frame=group.state_frame(at.layer),
             records=layout,
-            dtype=h.dtype,
+            dtype=dtype_of(h),
             **PALLAS,
         )
         state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
-        return _output(params, y, projected, spec), state, {}
+        assert gates is not None, "every mixer of a window reads"
+        return _output(params, y, gates, spec), state, {}
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, None]:
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         layout = gated_delta.layout_of(spec)
-        projected = linear(h, params["in_proj"])
+        gates, projected = _projected(params, h, linear)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         vkq, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -104,10 +106,12 @@ class GatedDeltaPallas(ReplayPallas):
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
         arena, conv, uk, dt = store_tail(tail, layer=at.layer, layout=layout, **PALLAS)
+        state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
+        if gates is None:
+            return jnp.zeros((), dtype_of(h)), state.replace(arena=arena), None
         # The tail first: the projection and the records are then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
-        state = state.replace(arena=arena).with_ring(at.group, conv=conv, uk=uk, dt=dt)
-        return _output(params, y, projected, spec), state, None
+        return _output(params, y, gates, spec), state.replace(arena=arena), None
 
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model
@@ -132,6 +136,15 @@ class GatedDeltaPallas(ReplayPallas):
             gated_unsupported(spec.value_dim),
         )
         return next((reason for reason in reasons if reason is not None), None)
+
+
+def _projected(params: dict, h: MixerInput, product: Linear) -> tuple[jax.Array | None, jax.Array]:
+    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
+    if not isinstance(h, CutInput):
+        projected = product(h, params["in_proj"], None)
+        return projected, projected
+    gates = None if h.own is None else product(h.own, params["in_proj"], None)
+    return gates, h.written
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: GatedDelta) -> jax.Array:

@@ -18,7 +18,8 @@ from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of
+from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -43,12 +44,12 @@ class Mamba2Pallas(ReplayPallas):
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict]:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         sizes = mamba2.layout_of(spec)
-        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        gates, projected = _projected(params, h, linear_in_parts)
         here = {
             "starts": rows.base - rows.checkpoint,
             "num_valid": jnp.maximum(rows.end - rows.base, 0),
@@ -72,20 +73,21 @@ class Mamba2Pallas(ReplayPallas):
             layer=at.layer,
             first_frame=group.state_frame(at.layer),
             records=sizes,
-            dtype=h.dtype,
+            dtype=dtype_of(h),
             **PALLAS,
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
-        return _output(params, y, projected, spec), state, {}
+        assert gates is not None, "every mixer of a window reads"
+        return _output(params, y, gates, spec), state, {}
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, None]:
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         sizes = mamba2.layout_of(spec)
-        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        gates, projected = _projected(params, h, linear)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -106,10 +108,12 @@ class Mamba2Pallas(ReplayPallas):
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
         arena, conv, xB, dt = store_tail(tail, layer=at.layer, layout=sizes, **PALLAS)
+        state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
+        if gates is None:
+            return jnp.zeros((), dtype_of(h)), state.replace(arena=arena), None
         # The tail first: the projection and the records are then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
-        state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
-        return _output(params, y, projected, spec), state, None
+        return _output(params, y, gates, spec), state.replace(arena=arena), None
 
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model
@@ -136,6 +140,15 @@ class Mamba2Pallas(ReplayPallas):
 
     def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         return try_scan(group, geometry)
+
+
+def _projected(params: dict, h: MixerInput, product: Linear) -> tuple[jax.Array | None, jax.Array]:
+    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
+    if not isinstance(h, CutInput):
+        projected = product(h, params["in_proj"], params.get("in_bias"))
+        return projected, projected
+    gates = None if h.own is None else product(h.own, params["in_proj"], params.get("in_bias"))
+    return gates, h.written
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
