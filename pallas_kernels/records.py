@@ -108,13 +108,14 @@ class ProjectionLayout(RecordSizes):
         dt_limits: (low, high) bounds of a step size after softplus.
         delta: a gated delta net's, with v in place of x, k of B, and q of C; behind dt come M more columns, of which
             sigmoid makes the rates of writing.
-        gated: z stands in front. Where a mixer has a projection of its own for z, it does not.
+        within: (first column, columns in all) of what is convolved in a projection that has no z in front, and may have
+            columns of others: behind a model's cut. None for z in front and nothing else.
     """
 
     conv_width: int = 4
     dt_limits: tuple[float, float] = (0.0, math.inf)
     delta: bool = False
-    gated: bool = True
+    within: tuple[int, int] | None = None
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -124,11 +125,13 @@ class ProjectionLayout(RecordSizes):
     @property
     def conv_start(self) -> int:
         """The first column of what is convolved."""
-        return self.inner_size if self.gated else 0
+        return self.inner_size if self.within is None else self.within[0]
 
     @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
+        if self.within is not None:
+            return self.within[1]
         return self.conv_start + self.conv_size + self.num_heads * (2 if self.delta else 1)
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.records import ProjectionLayout
 
 
 class CutInput(NamedTuple):
@@ -13,16 +16,27 @@ class CutInput(NamedTuple):
 
     Attributes:
         own: [B, T, D] the layer's own normed input, for queries and gates; None if the mixer only writes.
-        written: [B, T, w] the mixer's columns of the projection of the cut's output, for keys, values and states.
+        projected: [B, T, columns] of the cut's output, with what keys, values and states are made of.
+        columns: where the mixer finds its own; None if these are all.
     """
 
     own: jax.Array | None
-    written: jax.Array
+    projected: jax.Array
+    columns: slice | None = None
+
+    @property
+    def written(self) -> jax.Array:
+        """[B, T, w] the mixer's columns. Kernels that find them by themselves spare a copy."""
+        return self.projected if self.columns is None else self.projected[..., self.columns]
 
     def read_with(self) -> jax.Array:
         """The layer's own input."""
         assert self.own is not None, "the mixer only writes"
         return self.own
+
+    def alone(self) -> CutInput:
+        """The same with the mixer's columns alone."""
+        return CutInput(self.own, self.written)
 
 
 MixerInput = jax.Array | CutInput
@@ -40,15 +54,23 @@ def with_own(h: MixerInput, own: jax.Array) -> MixerInput:
 
 def size_of(h: MixerInput) -> tuple[int, int]:
     """B and T."""
-    array = h.written if isinstance(h, CutInput) else h
+    array = h.projected if isinstance(h, CutInput) else h
     return array.shape[0], array.shape[1]
 
 
 def dtype_of(h: MixerInput) -> jnp.dtype:
     """Of the activations."""
-    return (h.written if isinstance(h, CutInput) else h).dtype
+    return (h.projected if isinstance(h, CutInput) else h).dtype
 
 
 def zeros_like_own(h: CutInput, columns: int) -> jax.Array:
     """In place of columns of a projection of the layer's own input, where nobody will read what they lead to."""
-    return jnp.zeros((*h.written.shape[:-1], columns), h.written.dtype)
+    return jnp.zeros((*h.projected.shape[:-1], columns), h.projected.dtype)
+
+
+def behind_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:
+    """The layout of what a mixer projects; behind a cut, of the cut's projection for all mixers."""
+    if not isinstance(h, CutInput):
+        return layout
+    start = 0 if h.columns is None else h.columns.start
+    return replace(layout, within=(start, h.projected.shape[-1]))

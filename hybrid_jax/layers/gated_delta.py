@@ -75,7 +75,7 @@ def gates(params: dict, h: CutInput, spec: GatedDelta) -> jax.Array:
 
 
 def layout_of(spec: GatedDelta) -> ProjectionLayout:
-    """How the mixer's projections, records and states lie in memory; behind a cut, z has a projection of its own."""
+    """How the mixer's projections, records and states lie in memory, if it stands before a cut."""
     return ProjectionLayout(
         num_heads=spec.num_value_heads,
         head_dim=spec.value_dim,
@@ -83,7 +83,6 @@ def layout_of(spec: GatedDelta) -> ProjectionLayout:
         state_size=spec.key_dim,
         conv_width=spec.conv_width,
         delta=True,
-        gated=spec.source == "own",
     )
 
 

@@ -125,7 +125,7 @@ def decay_rates(params: dict) -> jax.Array:
 
 
 def layout_of(spec: Mamba2) -> ProjectionLayout:
-    """How the mixer's projections, records and states lie in memory; behind a cut, z has a projection of its own."""
+    """How the mixer's projections, records and states lie in memory, if it stands before a cut."""
     return ProjectionLayout(
         num_heads=spec.num_heads,
         head_dim=spec.head_dim,
@@ -133,7 +133,6 @@ def layout_of(spec: Mamba2) -> ProjectionLayout:
         state_size=spec.state_size,
         conv_width=spec.conv_width,
         dt_limits=spec.dt_limits,
-        gated=spec.source == "own",
     )
 
 

@@ -65,9 +65,9 @@ class Written(NamedTuple):
     projected: jax.Array
     columns: dict[tuple[int, int], slice]
 
-    def of(self, index: int, number: int) -> jax.Array:
-        """The columns of a mixer, by its layer and its number among the layer's mixers."""
-        return self.projected[..., self.columns[index, number]]
+    def beside(self, own: jax.Array, index: int, number: int) -> CutInput:
+        """The input of a mixer beside its own one, by its layer and its number among the layer's mixers."""
+        return CutInput(own, self.projected, self.columns[index, number])
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
@@ -114,7 +114,7 @@ def mix_all(
     """The sum of the outputs of a layer's mixers; the output of a single mixer as it is, in parts or not."""
     updates = []
     for number, (part, mixer) in enumerate(zip(params, mixers, strict=True)):
-        given = normed if written is None else CutInput(normed, written.of(index, number))
+        given = normed if written is None else written.beside(normed, index, number)
         with jax.named_scope(type(mixer).__name__.lower()):
             updates.append(mix(part, given, mixer, (index, number)))
     if len(updates) == 1:

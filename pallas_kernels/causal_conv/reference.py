@@ -171,6 +171,7 @@ def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
 
     if not layout.delta:
         return (conv, xB, dt), C, scores(C)
-    beta = jax.nn.sigmoid(projected[:, -layout.num_heads :].astype(jnp.float32))
+    behind = layout.conv_start + layout.conv_size + layout.num_heads
+    beta = jax.nn.sigmoid(projected[:, behind : behind + layout.num_heads].astype(jnp.float32))
     v, beta = (jnp.where(new[:, None], x, 0) for x in (v, beta))
     return (conv, xB, dt), C, jnp.stack([scores(records), scores(C)]), v, beta

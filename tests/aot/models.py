@@ -27,7 +27,7 @@ from hybrid_jax.geometry import drafting_specs, make_geometry
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
+from hybrid_jax.schedule.bucket import Behind, DecodeBucket, PrefillBucket
 from hybrid_jax.state import Model, state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
@@ -107,13 +107,15 @@ def prefill_step(
     tokens: int = 8192,
     dtype: str = "bfloat16",
     scan: str = "pallas",
+    behind: Behind = Behind.ALL,
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype)
     model = replace(model, scan=scan)
-    bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens))
+    bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), behind)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
-    run = functools.partial(Prefill.run, model=model, layout=layout, num_logprobs=0)
+    static = {"model": model, "layout": layout, "num_logprobs": 0, "behind": behind}
+    run = functools.partial(Prefill.run, **static)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)
     return lambda params, state, batch: run(params, state, None, batch), specs
