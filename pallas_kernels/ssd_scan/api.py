@@ -24,6 +24,10 @@ FRAMES = {
     "pallas": kernel.ssd_scan_frames_pallas,
     "triton": triton_scan.ssd_scan_frames_triton,
 }
+STATES = {
+    **{name: FRAMES[name] for name in ("reference", "xla")},
+    "pallas": functools.partial(kernel.ssd_scan_frames_pallas, outputs=False),
+}
 
 
 def ssd_scan(
@@ -83,6 +87,27 @@ def ssd_scan(
     return run(
         where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, differentiable=True
     )
+
+
+def ssd_states_frames(
+    arrays: ScanFrames,
+    *,
+    records: RecordSizes,
+    first_frame: int = 0,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """The states of `ssd_scan_frames` alone, for tokens whose outputs nobody needs; arguments as there, but "triton".
+
+    Returns:
+        The arena.
+    """
+    where = "ssd_states_frames"
+    check(where, arrays, **records.dimensions)
+    check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
+    static = {"records": records, "first_frame": first_frame}
+    reason = kernel.why_unsupported(records, arrays.xBC.dtype)
+    found = run(where, implementation, STATES, arrays, unsupported=reason, **static)
+    return found[1]
 
 
 def ssd_scan_frames(

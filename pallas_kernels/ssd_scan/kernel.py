@@ -225,16 +225,17 @@ def _scan_kernel(
     lengths_ref: Ref,  # [B]
     state_lengths_ref: Ref,  # [B]
     arena_ref: Ref,  # [U, W]
-    y_ref: Ref,  # [B, T, M P]
-    *,
+    *y_refs: Ref,  # [B, T, M P], if outputs are asked for
     tile: Tile,
     segment: int | None,
     skips: bool,
 ):
     tile, row, chunk = tile.here(), pl.program_id(0), tile.chunk
     # Of a row that is cut, a program has one segment, whose first state was made by the launches before.
-    first, limit = jnp.int32(0), jnp.int32(y_ref.shape[1])
+    first, limit = jnp.int32(0), jnp.int32(x_ref.shape[1])
     end, kept = lengths_ref[row], state_lengths_ref[row]
+    if not y_refs:  # nothing behind the checkpoint is needed
+        end = jnp.minimum(end, kept)
     if segment is None:
         state = tile.read_state(arena_ref, read_ref, exists_ref, row)
     else:
@@ -245,7 +246,7 @@ def _scan_kernel(
             load(starts_ref, row, tile.head, number, words, mask=held)
             for words, held in tile.state_words(0)
         )
-    refs = (x_ref, dt_ref, A_ref, B_ref, C_ref)
+    refs = (x_ref, dt_ref, A_ref, B_ref, C_ref if y_refs else None)
     p, inside = tile.channel()
     column = tile.head * tile.records.head_dim + p
 
@@ -267,16 +268,19 @@ def _scan_kernel(
             tile.write_state(arena_ref, write_ref, row, kept_state)
 
         y, token, state, _ = tile.step(refs, row, start, end, state, skip)
-        store(y_ref, row, token, column, value=y, mask=inside & (token < end))
+        if y_refs:
+            store(y_refs[0], row, token, column, value=y, mask=inside & (token < end))
         return state
 
     jax.lax.fori_loop(0, cdiv(jnp.maximum(end - first, 0), chunk), scan, state)
+    if not y_refs:
+        return
 
     # Padding becomes zero, whatever its inputs are.
     def blank(i: jax.Array, _: None):
         token = jnp.maximum(end, first) + i * chunk + iota(chunk, 0, 2)
         zeros = jnp.zeros((chunk, column.shape[1]), jnp.float32)
-        store(y_ref, row, token, column, value=zeros, mask=inside & (token < limit))
+        store(y_refs[0], row, token, column, value=zeros, mask=inside & (token < limit))
 
     padding = cdiv(jnp.maximum(limit - jnp.maximum(end, first), 0), chunk)
     jax.lax.fori_loop(0, padding, blank, None)
@@ -347,8 +351,12 @@ def ssd_scan_frames_pallas(
     first_frame: int = 0,
     apart: tuple[jax.Array, jax.Array] | None = None,
     config: Config | None = None,
+    outputs: bool = True,
 ):
-    """See `api.ssd_scan_frames`; B and C may be `apart`, arrays [B, T, G R], and xBC then holds x alone."""
+    """See `api.ssd_scan_frames`; B and C may be `apart`, arrays [B, T, G R], and xBC then holds x alone.
+
+    Without `outputs` only states are made, and y is None.
+    """
     x, dt, A, D, arena, read, write, exists, lengths, state_lengths = arrays
     B, C = apart or (x, x)
     rows, tokens, _ = x.shape
@@ -391,18 +399,19 @@ def ssd_scan_frames_pallas(
             name="ssd_scan_starts",
             **shared,
         )
-    arena, y = call(
+    out = jax.ShapeDtypeStruct((rows, tokens, records.inner_size), x.dtype)
+    arena, *y = call(
         _scan_kernel,
         *(arena, starts, read, write, exists, x, dt, A, B, C, A if D is None else D),
         *(lengths, state_lengths),
         grid=grid,
-        outputs=[0, jax.ShapeDtypeStruct((rows, tokens, records.inner_size), x.dtype)],
+        outputs=[0, out] if outputs else [0],
         name="ssd_scan",
         segment=segment if segments > 1 else None,
-        skips=D is not None,
+        skips=D is not None and outputs,
         **shared,
     )
-    return y, arena
+    return y[0] if y else None, arena
 
 
 def scan_dense(arrays: Scan, *, config: Config | None = None):

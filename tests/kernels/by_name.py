@@ -22,6 +22,7 @@ from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
 from pallas_kernels.short_conv.api import store_short_tail as short_tail
 from pallas_kernels.ssd_scan import ScanFrames, Tail
 from pallas_kernels.ssd_scan.api import ssd_scan_frames as scan_frames
+from pallas_kernels.ssd_scan.api import ssd_states_frames as states_frames
 from pallas_kernels.ssd_scan.tail import store_tail as tail
 
 
@@ -61,6 +62,7 @@ short_conv_window = by_name(conv_of_windows, ShortWindow)
 store_short_tail = by_name(short_tail, ShortTail)
 sample_tokens = by_name(token_sampling.sample_tokens, token_sampling.SamplingArrays)
 ssd_scan_frames = by_name(scan_frames, ScanFrames)
+ssd_states_frames = by_name(states_frames, ScanFrames)
 ssd_window_frames = by_name(ssd_window.ssd_window_frames, ssd_window.WindowFrames)
 ssd_window_rings = by_name(ssd_window.ssd_window_rings, ssd_window.WindowRings)
 store_states = by_name(checkpoint.store_states, checkpoint.States)

@@ -11,11 +11,11 @@ import pytest
 from pallas_kernels import fold, jax_triton, ssd_scan
 from pallas_kernels.records import RecordSizes, read_states, state_words, write_states
 from pallas_kernels.ssd_scan import kernel, triton_scan
-from pallas_kernels.ssd_scan.api import FRAMES
+from pallas_kernels.ssd_scan.api import FRAMES, STATES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
-from pallas_kernels.ssd_scan.reference import Scan
+from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.triton import NOWHERE
-from tests.kernels.by_name import ssd_scan_frames
+from tests.kernels.by_name import ssd_scan_frames, ssd_states_frames
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_scan import (
     RAGGED,
@@ -118,6 +118,32 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
     assert_close(state, want_state, ROUNDED if rounded else None)
     untouched = np.setdiff1d(np.arange(len(arena)), np.asarray(given["write"]))
     assert_same_bits(np.asarray(arena)[untouched], np.asarray(given["arena"])[untouched])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [RAGGED, TAIL, ODD, LONG], ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(STATES))
+def test_states_alone_are_those_of_the_scan(case, dtype, implementation):
+    """To the last bit; also where a row is cut into segments."""
+    if case.state_lengths is None:
+        case = replace(case, state_lengths=case.lengths)
+    given = arguments(case, dtype, 1)
+    how = {"records": records_of(case), "implementation": implementation}
+    alone = jax.jit(functools.partial(ssd_states_frames, **how))(**given)
+    _, arena = jax.jit(functools.partial(ssd_scan_frames, **how))(**given)
+    assert_same_bits(alone, arena)
+    assert not np.array_equal(alone, given["arena"])
+
+
+@pytest.mark.parametrize("segments", [2, 3, 5])
+def test_states_alone_are_those_of_segments(segments):
+    given = ScanFrames(**arguments(LONG, "float32", 1))
+    config = replace(kernel.CONFIGS["float32"], chunk=32, segments=segments)
+    run = functools.partial(kernel.ssd_scan_frames_pallas, records=records_of(LONG), config=config)
+    none, alone = jax.jit(functools.partial(run, outputs=False))(given)
+    _, arena = jax.jit(run)(given)
+    assert none is None
+    assert_same_bits(alone, arena)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
-from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tail
+from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, ssd_states_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
@@ -101,9 +101,13 @@ class Mamba2Pallas(ReplayPallas):
             *(xBC, dt, mamba2.decay_rates(params), params["D"]),
             *(state.arena, rows.read, rows.write, flags, rows.length, rows.state_len),
         )
-        y, arena = ssd_scan_frames(
-            chunk, records=sizes, first_frame=first, implementation=model.scan
-        )
+        y = None
+        if gates is None:
+            arena = ssd_states_frames(chunk, records=sizes, first_frame=first, **PALLAS)
+        else:
+            y, arena = ssd_scan_frames(
+                chunk, records=sizes, first_frame=first, implementation=model.scan
+            )
         tail = Tail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
