@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_jax import train
+from hybrid_jax.cli.cut_options import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.cli.exits import JsonOption, needs_extra, note, write, write_json
 
 
@@ -16,15 +17,9 @@ def distill(
         str | None,
         typer.Option(help="Directory of the model without a cut; the bundled one by default."),
     ] = None,
-    cut: Annotated[
-        int | None, typer.Option(help="Layers that the tokens of a prompt go through.")
-    ] = None,
-    kv_group: Annotated[
-        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
-    ] = 1,
-    state_group: Annotated[
-        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
-    ] = 1,
+    cut: CutOption = None,
+    kv_group: KVGroupOption = 1,
+    state_group: StateGroupOption = 1,
     source: Annotated[
         list[Path] | None,
         typer.Option(

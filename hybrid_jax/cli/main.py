@@ -20,6 +20,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import parse_size
+from hybrid_jax.cli.cut_options import CutOption, KVGroupOption, StateGroupOption, check_groups
 from hybrid_jax.cli.distill import distill
 from hybrid_jax.cli.exits import (
     JsonOption,
@@ -423,15 +424,9 @@ def inspect(
     kv_cache_dtype: KVDtypeOption = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
-    cut: Annotated[
-        int | None, typer.Option(help="As if the model had a cut behind so many layers (SwiftKV).")
-    ] = None,
-    kv_group: Annotated[
-        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
-    ] = 1,
-    state_group: Annotated[
-        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
-    ] = 1,
+    cut: CutOption = None,
+    kv_group: KVGroupOption = 1,
+    state_group: StateGroupOption = 1,
     device: Annotated[
         str | None,
         typer.Option(
@@ -448,10 +443,9 @@ def inspect(
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
     config = read_config(model if model is not None else BUNDLED)
+    check_groups(cut, kv_group, state_group)
     if cut is not None:
         config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
-    elif max(kv_group, state_group) > 1:
-        raise ValueError("--kv-group and --state-group need --cut")
     if device is not None:
         where = card(device)
     elif wanted := wants_missing_gpu():

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
+from hybrid_jax.cli.cut_options import CutOption, KVGroupOption, StateGroupOption, check_groups
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
 from hybrid_jax.models.files import known_names
 
@@ -29,18 +30,9 @@ def simulate(
             f"({', '.join(known_names())}), also by the name of its repository on the hub, or the path of a .toml file."
         ),
     ] = "paper_7b",
-    cut: Annotated[
-        int | None,
-        typer.Option(
-            help="Layers that the tokens of a prompt go through (SwiftKV), of a known model."
-        ),
-    ] = None,
-    kv_group: Annotated[
-        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
-    ] = 1,
-    state_group: Annotated[
-        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
-    ] = 1,
+    cut: CutOption = None,
+    kv_group: KVGroupOption = 1,
+    state_group: StateGroupOption = 1,
     policy: Annotated[
         str,
         typer.Option(
@@ -96,8 +88,7 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
-    if cut is None and max(kv_group, state_group) > 1:
-        raise ValueError("--kv-group and --state-group need --cut")
+    check_groups(cut, kv_group, state_group)
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)

@@ -1,0 +1,23 @@
+"""The options of a cut (SwiftKV), which several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+CutOption = Annotated[
+    int | None, typer.Option(help="Layers that the tokens of a prompt go through (SwiftKV).")
+]
+KVGroupOption = Annotated[
+    int, typer.Option(help="Attention layers behind the cut that share keys and values.")
+]
+StateGroupOption = Annotated[
+    int, typer.Option(help="Recurrent layers behind the cut that share a state.")
+]
+
+
+def check_groups(cut: int | None, kv_group: int, state_group: int) -> None:
+    """ValueError for groups without a cut."""
+    if cut is None and max(kv_group, state_group) > 1:
+        raise ValueError("--kv-group and --state-group need --cut")
