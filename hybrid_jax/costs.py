@@ -277,7 +277,7 @@ def _costs_of_pass(
 def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> DraftingCosts | None:
     """Of the layers that draft alone; the logits of all tokens of a pass are made together."""
     speculation = engine.speculation
-    drafts = model.drafting
+    drafts = model.before_cut if model.exit_head else model.drafting
     if speculation is None or drafts is None:
         return None
     read = _read_in_step(drafts)

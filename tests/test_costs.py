@@ -16,6 +16,7 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     SpeculationConfig,
+    with_cut,
 )
 from hybrid_jax.costs import (
     Costs,
@@ -108,6 +109,23 @@ def test_drafts_of_a_mixture_cost_what_their_experts_weigh():
     assert read == pytest.approx(held - rows_are_taken_from)
     assert mixture.read(1) == 4 * mixture.expert_bytes
     assert costs.ratio(rows=1, tokens=5, context=0) > 3 > costs.ratio(rows=64, tokens=5, context=0)
+
+
+def test_a_draft_of_a_head_on_the_cut_costs_the_layers_before_it():
+    layer = LayerSpec(mixers=(ATTENTION,), mlp=MLP(width=32))
+    plain = ModelConfig(family="test", layers=(layer,) * 6, vocab_size=64, width=16)
+    config = replace(with_cut(plain, 2), exit_head=True)
+    engine = EngineConfig(speculation=SpeculationConfig(method="exit", num_tokens=3))
+    found = step_costs(
+        config, engine, model_costs(config, make_geometry(config, engine), whole=True), on_cpu=True
+    )
+    before = replace(plain, layers=plain.layers[:2])
+    alone = EngineConfig()
+    costs = model_costs(before, make_geometry(before, alone))
+    one = step_costs(before, alone, costs, on_cpu=True)
+    assert found.drafting.passes == 3
+    assert found.drafting.step.weight_bytes == one.weight_bytes
+    assert found.drafting.step.token_flops == pytest.approx(one.token_flops)
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft"])

@@ -87,6 +87,7 @@ DRAFTERS = {
     "suffix": "looked up by the host in prompt and output",
     "mtp": "predicted by the model's own head",
     "draft": "predicted by a second model",
+    "exit": "predicted by a head on the model's cut",
 }
 
 

@@ -51,6 +51,12 @@ def distill(
     all_later: Annotated[
         bool, typer.Option("--all-later", help="Train all weights behind the cut.")
     ] = False,
+    exit_head: Annotated[
+        bool,
+        typer.Option(
+            "--exit-head", help="Also train a head on the cut, which drafts: --speculation exit."
+        ),
+    ] = False,
     table: Annotated[
         bool,
         typer.Option(
@@ -85,6 +91,7 @@ def distill(
             cut=cut,
             loss=loss,  # type: ignore[arg-type]
             all_later=all_later,
+            exit_head=exit_head,
             steps=steps,
             minutes=minutes,
             seed=seed,

@@ -83,7 +83,8 @@ SpeculationOption = Annotated[
     str,
     typer.Option(
         help="Speculative decoding: guesses the next tokens and checks several in one step. The text does not "
-        "change. ngram, suffix, mtp (the model's own head), draft:DIRECTORY (a second model), or off."
+        "change. ngram, suffix, mtp (the model's own head), exit (a head on its cut), draft:DIRECTORY (a second "
+        "model), or off."
     ),
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]

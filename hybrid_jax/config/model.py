@@ -41,6 +41,7 @@ class ModelConfig:
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
         kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
             layers there share a state.
+        exit_head: there is a head on the output of the cut, which drafts; False unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
 
@@ -71,6 +72,7 @@ class ModelConfig:
     cut: int | None = None
     kv_group: int = 1
     state_group: int = 1
+    exit_head: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -98,6 +100,7 @@ class ModelConfig:
             sources = [source_of(mixer) for layer in self.layers for mixer in layer.mixers]
             alone = set(sources) <= {"own"} and self.kv_group == self.state_group == 1
             must(self, "cut", alone, "given if layers write from it; use config.cut.with_cut")
+            must(self, "exit_head", not self.exit_head, "False without a cut")
             return
         good = is_behind_cut(self.layers, self.cut, self.kv_group, self.state_group)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
@@ -118,6 +121,20 @@ class ModelConfig:
     def drafting(self) -> ModelConfig | None:
         """The layers that draft as a model of their own: those of its head, or the second model; None without them."""
         return replace(self, layers=self.mtp, mtp=()) if self.mtp else self.draft
+
+    @functools.cached_property
+    def before_cut(self) -> ModelConfig:
+        """The layers before the cut as a model of their own."""
+        layers = self.layers[: self.cut]
+        return replace(
+            self,
+            layers=layers,
+            cut=None,
+            kv_group=1,
+            state_group=1,
+            exit_head=False,
+            draft=None,
+        )
 
     @property
     def later(self) -> range:

@@ -11,7 +11,7 @@ from hybrid_jax.config.model import ModelConfig
 from hybrid_jax.config.other_names import refuses_other_names
 
 LOOK_UPS = ("ngram", "suffix")
-METHODS = (*LOOK_UPS, "mtp", "draft")
+METHODS = (*LOOK_UPS, "mtp", "draft", "exit")
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
 MAX_MATCH = 64  # tokens that are compared one by one
 MAX_NODES = 16  # of a tree, the row's own token among them
@@ -26,16 +26,17 @@ class SpeculationConfig:
         method: where drafts come from. "ngram": what followed the last few tokens where they stood before, in prompt or
             output. "suffix": the same by longer matches and by how often it followed, worked out on the host; it drafts
             fewer tokens where it is less sure. "mtp": the model's own head for multi-token prediction. "draft": a
-            second, smaller model with the same vocabulary.
+            second, smaller model with the same vocabulary. "exit": a head on the output of the model's cut, so a
+            draft costs the layers before it.
         model: directory of the second model, for "draft"; None if the weights of both are in memory already.
         num_tokens: draft tokens that one pass judges, at most 30. A pass brings the accepted ones and one token more.
         tree: drafts that branch. For each draft token, in order, the number of the token that it follows: 0 is the
             row's own token, and the drafts count from 1. At most 15 of them; `num_tokens` becomes their number. With
-            "ngram", the branches that follow the row's own token come from different matches; with "mtp" and "draft",
-            the most likely tokens follow. None: one draft follows the other.
+            "ngram", the branches that follow the row's own token come from different matches; with "mtp", "draft" and
+            "exit", the most likely tokens follow. None: one draft follows the other.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most,
             which is at most 64. The longest match counts, and of these the latest. "suffix" takes `ngram_min` alone,
-            "mtp" and "draft" take neither.
+            "mtp", "draft" and "exit" take neither.
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
@@ -150,8 +151,15 @@ def drafting_model(model: ModelConfig, speculation: SpeculationConfig | None) ->
         raise ValueError(
             "SpeculationConfig: method 'draft' needs a second model; give its directory as `model`"
         )
+    if method == "exit" and not model.exit_head:
+        what = "has no cut" if model.cut is None else f"with cut {model.cut} has none"
+        raise ValueError(
+            f"SpeculationConfig: method 'exit' needs a head on the output of the model's cut, and this model {what}; "
+            "`hybrid-jax distill --exit-head` trains one; or use method 'ngram'"
+        )
     return replace(
         model,
+        exit_head=method == "exit",
         mtp=model.mtp if method == "mtp" else (),
         draft=model.draft if method == "draft" else None,
     )

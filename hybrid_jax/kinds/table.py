@@ -68,6 +68,9 @@ def model_weights(config: ModelConfig) -> Weights:
     }
     if config.cut is not None:
         tree["cut"] = {"norm": norm} | _written(config)
+    if config.exit_head:
+        head = Weight(shape=(config.width, config.vocab_size), draw="matrix")
+        tree["exit"] = {"norm": norm, "head": head}
     if config.mtp:
         tree["mtp"] = {
             "embed_norm": norm,

@@ -47,6 +47,12 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
     return params | {"layers": layers, "cut": cut}
 
 
+def exit_params(params: dict, config: ModelConfig) -> dict:
+    """A head on the cut before any training: the norm and the head behind the last layer."""
+    head = params["embed"].T if config.tie_embeddings else params["head"]
+    return {"norm": params["norm"], "head": head * config.logits_multiplier}
+
+
 def _written(params: dict, config: ModelConfig, group: tuple[Place, ...]) -> dict[Place, jax.Array]:
     """What the cut's output is multiplied with for each mixer of a group, [D + 1, columns]."""
     weights = [params["layers"][index]["mixers"][number] for index, number in group]

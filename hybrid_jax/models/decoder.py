@@ -8,6 +8,8 @@ Behind a cut, layers have no weights for what they write: keys, values, states. 
 the output of the layer at the cut: "cut" has its "norm" [D], "write" [D, columns] and, if there are biases,
 "write_bias".
 
+A head on the cut, "exit", has a "norm" [D] and a "head" [D, V].
+
 A head for multi-token prediction, "mtp": norms of embeddings and of hidden states "embed_norm", "hidden_norm" [D],
 "in_proj" [2 D, D] of both, the embedding first, and its own "layers" and "norm".
 """
@@ -311,6 +313,13 @@ def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla"
     """h [..., D] before the last norm to float32 logits [..., V]; `kernels` as in `walk`."""
     h = rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
     return head_logits(params, h, config, kernels)
+
+
+def exit_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
+    """h [..., D] at the cut to float32 logits [..., V] of its head (SwiftKV, arXiv 2410.03960, appendix E)."""
+    own = params["exit"]
+    h = rms_norm(h, own["norm"], config.norm_eps).astype(activation_dtype(params))
+    return LINEARS[kernels](h, own["head"]).astype(jnp.float32)
 
 
 def head_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:

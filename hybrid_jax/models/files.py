@@ -29,6 +29,7 @@ ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a mo
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
+EXIT_HEAD = "exit_head"  # true if there is a head on the cut
 
 
 class CheckpointNotFound(FileNotFoundError, ValueError):
@@ -138,16 +139,25 @@ def base_of(folder: Path) -> Path:
     return base
 
 
-def stored_cut(folder: Path, config: ModelConfig) -> ModelConfig:
+def stored_cut(folder: Path, config: ModelConfig, *, exit_head: bool = False) -> ModelConfig:
     """The config of the model with the cut, from that of the model without.
 
+    Args:
+        exit_head: with its head on the cut.
+
     Raises:
-        ValueError: as `with_cut`, or a field is no whole number.
+        ValueError: as `with_cut`, a field is no whole number, or there is no such head.
     """
     values = read_json(folder / CUT_FILE)
+    if exit_head and values.get(EXIT_HEAD) is not True:
+        raise ValueError(
+            f"load_model: {folder} has no head on its cut that drafts; `hybrid-jax distill --exit-head` trains one; or "
+            "choose another speculation than 'exit'"
+        )
     try:
         numbers = {name: natural(values.get(name), name, least=1) for name in CUT_NUMBERS}
-        return with_cut(config, numbers.pop("cut"), **numbers)
+        found = with_cut(config, numbers.pop("cut"), **numbers)
+        return dataclasses.replace(found, exit_head=exit_head)
     except ValueError as error:
         text = str(error).removeprefix("with_cut: ")
         raise ValueError(f"{folder / CUT_FILE}: {text}") from error

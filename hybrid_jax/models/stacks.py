@@ -78,6 +78,36 @@ class DraftStack(NamedTuple):
         return of(self.params, out, self.config, kernels)
 
 
+class ExitStack(NamedTuple):
+    """The layers before a cut, with a head of their own on its output (early exit: SwiftKV, arXiv 2410.03960, app. E).
+
+    Attributes:
+        params, config: of the whole model.
+    """
+
+    params: dict
+    config: ModelConfig
+
+    def through(
+        self,
+        tokens: jax.Array,
+        before: jax.Array | None,
+        valid: jax.Array,
+        mix: Mix,
+        kernels: str,
+    ) -> jax.Array:
+        """Takes tokens int32[B, T] through the layers: [B, T, D] at the cut. The other arguments as of `DraftStack`."""
+        params, config = self.params, self.config
+        assert config.cut is not None, "the model has a cut"
+        stream = decoder.enter(params, tokens, valid, config)
+        stream = decoder.through(params, stream, valid, range(config.cut), config, mix, kernels)
+        return decoder.leave(params, stream, valid, config)
+
+    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+        """Logits float32[..., V] of drafts, from what `through` returns."""
+        return decoder.exit_logits(self.params, out, self.config, kernels)
+
+
 def stacks(params: dict, config: ModelConfig) -> list[Stack]:
     """The model's own stack, and the one that drafts, if there is one."""
     drafting = drafting_stack(params, config)

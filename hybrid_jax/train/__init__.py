@@ -174,6 +174,7 @@ def distill(
     loss: Literal["kl", "lm"] = "kl",
     hidden: float = 0.0,
     all_later: bool = False,
+    exit_head: bool = False,
     steps: int | None = TrainOptions.steps,
     minutes: float | None = TrainOptions.minutes,
     seed: int = TrainOptions.seed,
@@ -201,6 +202,7 @@ def distill(
             the cost of the tokens that follow.
         hidden: weight of the squared distance of the hidden states in front of the last layer, beside the loss.
         all_later: train all weights of the layers behind the cut, and not only what they write and read with.
+        exit_head: also train a head on the output of the cut, which drafts: `LLM(speculation="exit")`.
         sources: one or more directories with files whose names end in .py, .txt, .md or .rst. None or empty for the
             Python files of the running Python's standard library.
         learning_rate: of Adam.
@@ -235,6 +237,7 @@ def distill(
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,
+        exit_head=exit_head,
         goal=Goal(loss, hidden, all_later),
         resume=resume,
         sources=sources,

@@ -26,6 +26,7 @@ class Distances(NamedTuple):
         nats: of the tokens that follow, by the model. teacher_nats: the same by the teacher.
         agreement: share of tokens whose most likely next token is the same.
         hidden: mean square of the difference of the hidden states in front of the last layer.
+        exit_kl, exit_soft_kl, exit_agreement: of the head on the cut, as those of the model; 0 without one.
     """
 
     kl: jax.Array
@@ -34,6 +35,9 @@ class Distances(NamedTuple):
     teacher_nats: jax.Array
     agreement: jax.Array
     hidden: jax.Array
+    exit_kl: jax.Array
+    exit_soft_kl: jax.Array
+    exit_agreement: jax.Array
 
 
 def distances(
@@ -73,7 +77,8 @@ def distances(
         return said, decoder.leave(weights, decoder.settled(before), valid, of)
 
     wanted, hidden = jax.lax.stop_gradient(rest(teacher, base))
-    said, own_hidden = rest(with_tensors(params, tensors), config)
+    student = with_tensors(params, tensors)
+    said, own_hidden = rest(student, config)
 
     def mean(values: jax.Array) -> jax.Array:
         return jnp.where(counts, values, 0).sum() / counts.sum().astype(jnp.float32)
@@ -81,17 +86,28 @@ def distances(
     def nats(log_probabilities: jax.Array) -> jax.Array:
         return -mean(jnp.take_along_axis(log_probabilities, following[..., None], axis=-1)[..., 0])
 
-    def kl(temperature: float) -> jax.Array:
+    def kl(said: jax.Array, temperature: float) -> jax.Array:
         p, q = (jax.nn.log_softmax(x / temperature, axis=-1) for x in (wanted, said))
         return temperature**2 * mean((jnp.exp(p) * (p - q)).sum(-1))
 
+    def agreement(said: jax.Array) -> jax.Array:
+        return mean((said.argmax(-1) == wanted.argmax(-1)).astype(jnp.float32))
+
+    none = jnp.float32(0)
+    early = {"exit_kl": none, "exit_soft_kl": none, "exit_agreement": none}
+    if config.exit_head:
+        h = decoder.leave(student, decoder.settled(stream), valid, config)
+        left = jax.nn.log_softmax(decoder.exit_logits(student, h, config), axis=-1)
+        early = {"exit_kl": kl(left, 1.0), "exit_soft_kl": kl(left, TEMPERATURE)}
+        early["exit_agreement"] = agreement(left)
     return Distances(
-        kl=kl(1.0),
-        soft_kl=kl(TEMPERATURE),
+        kl=kl(said, 1.0),
+        soft_kl=kl(said, TEMPERATURE),
         nats=nats(said),
         teacher_nats=nats(wanted),
-        agreement=mean((said.argmax(-1) == wanted.argmax(-1)).astype(jnp.float32)),
+        agreement=agreement(said),
         hidden=mean(jnp.square((own_hidden - hidden).astype(jnp.float32)).mean(-1)),
+        **early,
     )
 
 

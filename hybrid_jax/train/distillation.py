@@ -21,7 +21,7 @@ import optax
 
 from hybrid_jax.config import ModelConfig, with_cut
 from hybrid_jax.kinds.table import model_weights
-from hybrid_jax.models.cut import cut_params
+from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import reading, segments
 from hybrid_jax.train.distances import distances, measure
@@ -71,7 +71,7 @@ def train_step(
     def loss(tensors: dict) -> tuple[jax.Array, jax.Array]:
         found = distances(tensors, params, teacher, tokens, counts, config, base)
         aim = found.soft_kl if goal.loss == "kl" else found.nats
-        return aim + goal.hidden * found.hidden, found.kl
+        return aim + goal.hidden * found.hidden + found.exit_soft_kl, found.kl
 
     (_, kl), gradients = jax.value_and_grad(loss, has_aux=True)(arrays["params"])
     return stepped(adam(), arrays, gradients, rate), kl
@@ -85,6 +85,7 @@ def train(
     cut: int,
     kv_group: int,
     state_group: int,
+    exit_head: bool,
     goal: Goal,
     resume: bool,
     sources: str | Path | Sequence[str | Path] | None,
@@ -98,9 +99,12 @@ def train(
         raise ValueError(
             f"distill: cut must be below the number of layers, {len(base.layers)}, got {cut}"
         )
+    config = replace(config, exit_head=exit_head)
     training = Training(out_dir, options, sources, progress, *reading(model, sources))
     _, teacher = load_model(model, dtype="float32")
     params = cut_params(teacher, config)
+    if exit_head:
+        params |= {"exit": exit_params(teacher, config)}
     start = own_tensors(params, config, all_later=goal.all_later)
     arrays, at = training.start(
         *(jax.tree.map(jnp.array, start), config, resume),  # copies: steps give theirs away
@@ -133,7 +137,8 @@ def train(
     about = (training.corpus, training.options, at, training.sources)
     recovered = {"recovered": round(1 - lost[1] / lost[0], 4) if lost[0] else None}
     record = training_record(config, after, *about, results | recovered, command="distill")
-    record |= {"cut": cut, "kv_group": kv_group, "state_group": state_group, "goal": goal._asdict()}
+    record |= {"cut": cut, "kv_group": kv_group, "state_group": state_group}
+    record |= {"exit_head": exit_head, "goal": goal._asdict()}
     save_cut(out_dir, config, kept, base=model)
     (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
     return record

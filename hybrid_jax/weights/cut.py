@@ -14,8 +14,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models.cut import cut_params, projection_names
-from hybrid_jax.models.files import BUNDLED, CUT_FILE, CUT_NUMBERS, CheckpointNotFound, stored_cut
+from hybrid_jax.models.cut import cut_params, exit_params, projection_names
+from hybrid_jax.models.files import (
+    BUNDLED,
+    CUT_FILE,
+    CUT_NUMBERS,
+    EXIT_HEAD,
+    CheckpointNotFound,
+    stored_cut,
+)
 from hybrid_jax.weights.orbax import TOKENIZER_FILES
 from hybrid_jax.weights.safetensors import read_file
 
@@ -26,11 +33,14 @@ Tensors = dict[str, Any]  # by place in the tree of parameters, such as "layers.
 def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -> Tensors:
     """What a model with a cut does not share with the model without: the cut's weights and what later layers read with.
 
+    The head on the cut is among them if the config has it.
+
     Args:
         params: of the model with the cut, or a tree like that.
         all_later: all weights of the layers behind the cut.
     """
-    found = {f"cut.{name}": leaf for name, leaf in params["cut"].items()}
+    parts = ("cut", "exit") if config.exit_head else ("cut",)
+    found = {f"{part}.{name}": leaf for part in parts for name, leaf in params[part].items()}
     for index in config.later:
         layer = params["layers"][index]
         if all_later:
@@ -78,23 +88,33 @@ def save_cut(folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path)
     save_file({name: np.asarray(leaf) for name, leaf in tensors.items()}, partial)
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
-    values = {"base": link} | {name: getattr(config, name) for name in CUT_NUMBERS}
+    names = (*CUT_NUMBERS, EXIT_HEAD)
+    values = {"base": link} | {name: getattr(config, name) for name in names}
     (folder / CUT_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-def add_cut(folder: Path, base: ModelConfig, params: dict) -> tuple[ModelConfig, dict]:
+def add_cut(
+    folder: Path, base: ModelConfig, params: dict, *, exit_head: bool = False
+) -> tuple[ModelConfig, dict]:
     """Config and parameters of the model with the cut, from those of the model without, in its dtype.
+
+    Args:
+        exit_head: also read its head on the cut, into params["exit"].
 
     Raises:
         ValueError: the files do not fit the model. CheckpointNotFound: there are no weights.
     """
-    config, file = stored_cut(folder, base), folder / WEIGHTS_FILE
+    config, file = stored_cut(folder, base, exit_head=exit_head), folder / WEIGHTS_FILE
     if not file.is_file():
         raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
     params = cut_params(params, config)
+    if exit_head:
+        params |= {"exit": exit_params(params, config)}
     found, known = read_file(file), own_tensors(params, config, all_later=True)
     if missing := sorted(own_tensors(params, config).keys() - found.keys()):
         raise ValueError(f"load_model: {file} has no tensor {missing[0]}")
+    if not exit_head:
+        found = {name: tensor for name, tensor in found.items() if not name.startswith("exit.")}
     for name in sorted(found):
         if name not in known:
             raise ValueError(f"load_model: {file} has a tensor that the model does not use, {name}")

@@ -34,6 +34,7 @@ def load_model(
     *,
     dtype: Dtype = "auto",
     mtp: bool = False,
+    exit_head: bool = False,
     progress: ReportBytes | None = None,
 ) -> tuple[ModelConfig, dict]:
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
@@ -44,6 +45,7 @@ def load_model(
         dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
             router's correction bias are float32 always.
         mtp: also read the head for multi-token prediction, into params["mtp"].
+        exit_head: also read the head on the model's cut, into params["exit"].
         progress: called with (bytes done, bytes in all) as the parameters arrive.
 
     Returns:
@@ -69,7 +71,9 @@ def load_model(
     if (folder / CUT_FILE).is_file():
         _refuse_head(folder, mtp)
         base = base_of(folder)
-        return add_cut(folder, *_load_plain(base, dtype, False, progress))
+        plain = _load_plain(base, dtype, False, progress)
+        return add_cut(folder, *plain, exit_head=exit_head)
+    _refuse_exit(folder, exit_head)
     return _load_plain(folder, dtype, mtp, progress)
 
 
@@ -120,8 +124,7 @@ def load_with_drafter(
         As `load_model`.
         ValueError: the second model has another vocabulary.
     """
-    mtp = speculation is not None and speculation.method == "mtp"
-    config, params = load_model(path, dtype=dtype, mtp=mtp, progress=progress)
+    config, params = load_model(path, dtype=dtype, progress=progress, **_heads(speculation))
     return add_draft(config, params, speculation, dtype=config.dtype, progress=progress)
 
 
@@ -129,8 +132,14 @@ def load_config_with_drafter(
     path: str | Path, speculation: SpeculationConfig | None
 ) -> ModelConfig:
     """The config that `load_with_drafter` would return, but for the dtype; reads no weights."""
-    config = load_config(path, mtp=speculation is not None and speculation.method == "mtp")
+    config = load_config(path, **_heads(speculation))
     return config if speculation is None else _with_second(config, speculation)
+
+
+def _heads(speculation: SpeculationConfig | None) -> dict[str, bool]:
+    """Which of a model's heads are to draft, as `load_model` takes them."""
+    method = None if speculation is None else speculation.method
+    return {"mtp": method == "mtp", "exit_head": method == "exit"}
 
 
 def add_draft(
@@ -178,11 +187,11 @@ def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfi
     return replace(config, mtp=(), draft=draft)
 
 
-def load_config(path: str | Path, *, mtp: bool = False) -> ModelConfig:
+def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False) -> ModelConfig:
     """The config of a model directory, of either kind; reads no weights.
 
     Args:
-        path, mtp: as in `load_model`.
+        path, mtp, exit_head: as in `load_model`.
 
     Raises:
         FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
@@ -190,7 +199,9 @@ def load_config(path: str | Path, *, mtp: bool = False) -> ModelConfig:
     folder = model_folder(path)
     if (folder / CUT_FILE).is_file():
         _refuse_head(folder, mtp)
-        return stored_cut(folder, _plain_config(base_of(folder), False))
+        base = _plain_config(base_of(folder), False)
+        return stored_cut(folder, base, exit_head=exit_head)
+    _refuse_exit(folder, exit_head)
     return _plain_config(folder, mtp)
 
 
@@ -199,6 +210,14 @@ def _refuse_head(folder: Path, mtp: bool) -> None:
         raise ValueError(
             f"load_model: {folder} has a cut, so the tokens of prompts have no last hidden states, from which a head "
             f"for multi-token prediction drafts; {NO_HEAD}"
+        )
+
+
+def _refuse_exit(folder: Path, exit_head: bool) -> None:
+    if exit_head:
+        raise ValueError(
+            f"load_model: {folder} was not made by `hybrid-jax distill`, so it has no head on a cut that drafts; "
+            "choose another speculation than 'exit'"
         )
 
 

@@ -100,6 +100,8 @@ def make_runner(
     fp8, dtype = dtype == "fp8", "float32" if dtype == "fp8" else dtype
     config = model(pattern, dtype)
     method = None if speculation is None else speculation.method
+    if method == "exit":
+        config = replace(config, exit_head=True)
     if method == "mtp":
         config = replace(config, mtp=model(DRAFTING[method], dtype).layers)
     if method == "draft":
@@ -347,7 +349,7 @@ def test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place(
 
 SPECULATION = SpeculationConfig(num_tokens=3)
 TREE = SpeculationConfig(tree=(0, 0, 1))
-HEAD, SECOND = (replace(SPECULATION, method=method) for method in ("mtp", "draft"))
+HEAD, SECOND, EXIT = (replace(SPECULATION, method=method) for method in ("mtp", "draft", "exit"))
 # pattern, dtype, rows, variant, and the settings if these are not `SPECULATION`.
 VERIFY: dict[str, tuple] = {
     "verify": ("MAM", "float32", 8, Variant()),
@@ -368,6 +370,9 @@ VERIFY: dict[str, tuple] = {
     "second_one_row": ("AM", "float32", 1, Variant(), SECOND),
     "second_other_kinds": ("DS", "bfloat16", 8, Variant(), SECOND),
     "tree_fp8": ("MA|MA", "fp8", 8, Variant(), TREE),
+    "exit": ("MD|MA", "float32", 8, Variant(), EXIT),
+    "exit_carried": ("JA|M", "float32", 8, Variant(), EXIT),
+    "exit_tree": ("MA|MA", "float32", 8, Variant(), replace(TREE, method="exit")),
     "verify_cut_shared": ("MA!MAMA", "float32", 8, Variant()),
     "second_tree": ("JA", "float32", 8, Variant(), replace(TREE, method="draft")),
 }

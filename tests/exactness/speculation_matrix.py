@@ -21,6 +21,7 @@ import numpy as np
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.geometry import FP8
+from hybrid_jax.models.cut import exit_params
 from hybrid_jax.models.initialize import random_params
 from tests.exactness.conftest import load
 from tests.exactness.definition import Mismatch, Plain
@@ -80,6 +81,9 @@ ENGINES = {
     "draft_tree-parallel": Maker("parallel", replace(TREE, method="draft")),
     "planted_tree-with_cut": Maker("with_cut", TREE, planted=True),
     "draft-with_cut_delta": Maker("with_cut_delta", replace(CHAIN, method="draft"), second="jamba"),
+    "exit-with_cut": Maker("with_cut", replace(CHAIN, method="exit")),
+    "exit_tree-with_cut_delta": Maker("with_cut_delta", replace(TREE, method="exit")),
+    "exact_exit-with_cut": Maker("with_cut", replace(CHAIN, method="exit"), exact=True),
     "exact_fp8_planted-with_cut": Maker("with_cut", CHAIN, planted=True, exact=True, fp8=True),
     "exact_mtp-parallel": Maker("parallel", replace(CHAIN, method="mtp"), exact=True),
     "exact_draft-jamba": Maker("jamba", replace(CHAIN, method="draft"), exact=True),
@@ -134,6 +138,9 @@ def with_drafter(maker: Maker) -> tuple[ModelConfig, dict]:
     if maker.speculation.method == "draft":
         other, weights = load(maker.second or maker.model)
         return replace(config, draft=other), params | {"draft": weights}
+    if maker.speculation.method == "exit":
+        config = replace(config, exit_head=True)
+        return config, params | {"exit": exit_params(params, config)}
     if maker.speculation.method == "mtp":
         last = [s for s in config.layers if any(isinstance(m, Attention) for m in s.mixers)][-1]
         only = tuple(m for m in last.mixers if isinstance(m, Attention))

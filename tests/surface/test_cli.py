@@ -696,6 +696,7 @@ def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
         "state_group": 3,
         "loss": "lm",
         "all_later": False,
+        "exit_head": False,
         "steps": None,
         "minutes": 2.0,
         "seed": 0,

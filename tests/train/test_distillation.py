@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
+from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.config import with_cut
 from hybrid_jax.models import config_from_hf, decoder
 from hybrid_jax.models.cut import cut_params
@@ -183,6 +184,32 @@ def test_a_stored_tensor_that_no_later_layer_has_is_named(model, sources, tmp_pa
     save_file(tensors | {"layers.1.norm": tensors["layers.3.norm"]}, file)
     with pytest.raises(ValueError, match=r"that the model does not use, layers\.1\.norm"):
         load_model(tmp_path)
+
+
+def test_a_head_on_the_cut_is_trained_and_drafts(model, sources, tmp_path):
+    settings = FEW | {"sources": sources, "cut": 2, "steps": 20}
+    record = distill(tmp_path / "exit", model, exit_head=True, **settings)
+    before, after = (record["held_out"][name] for name in ("untrained", "trained"))
+    assert after["exit_kl"] < before["exit_kl"] and 0 < after["exit_agreement"] <= 1
+    plain = distill(tmp_path / "plain", model, **settings)
+    assert plain["held_out"]["trained"]["kl"] == pytest.approx(after["kl"], abs=1e-5)
+    config, params = load_model(tmp_path / "exit")
+    assert not config.exit_head and "exit" not in params
+    config, params = load_model(tmp_path / "exit", exit_head=True)
+    assert config.exit_head and params["exit"]["head"].shape == (config.width, config.vocab_size)
+    asked = SamplingParams(temperature=0.0, max_tokens=24)
+    outputs = [
+        LLM(tmp_path / "exit", speculation=how, quiet=True, max_rows=1).generate("def f(", asked)[0]
+        for how in ("off", "exit")
+    ]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    assert outputs[1].metrics.num_verifications is not None
+    for folder, message in (
+        (tmp_path / "plain", "plain has no head on its cut that drafts; .*--exit-head` trains one"),
+        (model, "was not made by `hybrid-jax distill`, so it has no head on a cut"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LLM(folder, speculation="exit", quiet=True)
 
 
 def test_texts_are_read_with_the_tokenizer_of_the_model(model, sources, tmp_path):

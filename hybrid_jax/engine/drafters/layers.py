@@ -13,7 +13,7 @@ from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_s
 from hybrid_jax.engine.token_groups import largest
 from hybrid_jax.engine.walk import WindowWalk
 from hybrid_jax.geometry import StatePlace
-from hybrid_jax.models.stacks import DraftStack, drafting_stack
+from hybrid_jax.models.stacks import DraftStack, ExitStack, drafting_stack
 from hybrid_jax.state import Model, State
 
 
@@ -32,20 +32,30 @@ class Layers:
         self, params: dict, state: State, rows: DraftRows, model: Model
     ) -> tuple[Drafts, State]:
         """What the layers predict, one token after the other or level by level of a tree."""
-        layers = drafting_stack(params, model.config)
+        layers = self.stack(params, model)
         along = self._chain if self.config.tree is None else self._tree
-        assert layers is not None, "there are layers that draft"
         tokens, state = along(layers, state, rows, model)
         return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens)), state
 
+    def stack(self, params: dict, model: Model) -> DraftStack | ExitStack:
+        """The layers that draft."""
+        layers = drafting_stack(params, model.config)
+        assert layers is not None, "there are layers that draft"
+        return layers
+
+    def places(self, model: Model) -> list[StatePlace]:
+        """Of the recurrent layers that draft, which are the last ones of their groups."""
+        first = len(model.config.layers)
+        return _recurrent_places(model, range(first, len(model.config.all_layers)))
+
     def _chain(
-        self, layers: DraftStack, state: State, rows: DraftRows, model: Model
+        self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, State]:
         """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
         num_rows, count = len(rows.alive), self.config.num_tokens
-        columns = {} if rows.aligned else _columns(state, num_rows, model)
+        columns = {} if rows.aligned else _columns(state, num_rows, self.places(model), model)
         given, start = unpack_sampling(rows.layout, rows.batch), state
-        groups = sorted({place.group for place in _drafting_places(model)})
+        groups = sorted({place.group for place in self.places(model)})
 
         def one(t, carry):
             arena, rings, token, before, drafted = carry
@@ -83,7 +93,7 @@ class Layers:
 
     def _feed(
         self,
-        layers: DraftStack,
+        layers: DraftStack | ExitStack,
         state: State,
         rows: DraftRows,
         token: jax.Array,
@@ -115,7 +125,7 @@ class Layers:
         return rings.slice_tokens(out, jnp.clip(position - base, 0, width - 1), 1)[:, 0], state
 
     def _tree(
-        self, layers: DraftStack, state: State, rows: DraftRows, model: Model
+        self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, State]:
         """Feeds the whole window once for each level, and so fills in the next one."""
         config, num_rows = self.config, len(rows.alive)
@@ -154,8 +164,21 @@ class Layers:
         return tokens[:, 1:], state
 
 
+class Exit(Layers):
+    """The layers before a cut, and a head on its output.
+
+    What they write of the drafts is what the verification writes there again. Layers behind the cut write nothing.
+    """
+
+    def stack(self, params: dict, model: Model) -> ExitStack:
+        return ExitStack(params, model.config)
+
+    def places(self, model: Model) -> list[StatePlace]:
+        return _recurrent_places(model, range(model.config.later.start))
+
+
 def _window(
-    layers: DraftStack,
+    layers: DraftStack | ExitStack,
     state: State,
     window: WindowRows,
     before: jax.Array | None,
@@ -181,13 +204,12 @@ def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> ja
     return largest(jnp.where(temperature > 0, noisy, logits), count)[1]
 
 
-def _drafting_places(model: Model) -> list[StatePlace]:
-    """Of the recurrent layers that draft."""
-    first = len(model.config.layers)
+def _recurrent_places(model: Model, layers: range) -> list[StatePlace]:
+    """Of the recurrent layers among some."""
     return [
         place
         for (index, _), place in model.places.items()
-        if index >= first and isinstance(place, StatePlace)
+        if index in layers and isinstance(place, StatePlace)
     ]
 
 
@@ -197,9 +219,10 @@ def _with_rings(state: State, groups: list[int], rings: list[dict[str, jax.Array
     return state
 
 
-def _columns(state: State, num_rows: int, model: Model) -> dict[tuple[int, int], jax.Array]:
+def _columns(
+    state: State, num_rows: int, drafting: list[StatePlace], model: Model
+) -> dict[tuple[int, int], jax.Array]:
     """What the first rows' rings hold for convolutions of layers that draft, by group and the first of its layers."""
-    drafting = _drafting_places(model)
     found: dict[tuple[int, int], jax.Array] = {}
     for group in {place.group for place in drafting}:
         conv = state.rings[group].get("conv")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine.drafters.drafter import Drafter
 from hybrid_jax.engine.drafters.given import Given
-from hybrid_jax.engine.drafters.layers import Layers
+from hybrid_jax.engine.drafters.layers import Exit, Layers
 from hybrid_jax.engine.drafters.ngram import NGram
 
 DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {
@@ -15,6 +15,7 @@ DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {
     "suffix": Given,
     "mtp": Layers,
     "draft": Layers,
+    "exit": Exit,
 }
 
 
