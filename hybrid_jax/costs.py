@@ -7,9 +7,9 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hybrid_jax.config import (
     MLP,
@@ -21,7 +21,7 @@ from hybrid_jax.config import (
     source_of,
 )
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
-from hybrid_jax.kinds.kind import Weights, all_weights
+from hybrid_jax.kinds.kind import RecurrentKind, Weights, all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
 
 # FLOPs that a device does while it reads a byte: two cores, as measured; and a Hopper card in bfloat16, if products of
@@ -264,14 +264,33 @@ def _costs_of_pass(
     idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
     return StepCosts(
         weight_bytes=_bytes(read, engine.dtype) - idle,
-        row_bytes=int(STATE_READS * costs.checkpoint_bytes),
-        kv_bytes=costs.kv_bytes,
+        row_bytes=int(STATE_READS * costs.checkpoint_bytes * _times_read(model, _state_size)),
+        kv_bytes=int(costs.kv_bytes * _times_read(model, _token_size)),
         token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
         flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,
         overlaps=not on_cpu,
         mixtures=mixtures,
         drafting=_drafting_costs(model, engine, on_cpu),
     )
+
+
+def _times_read(model: ModelConfig, size: Callable[[Any], int]) -> float:
+    """How many times what is cached is read in a step: a layer behind a cut reads what it shares by itself.
+
+    Args:
+        size: of what a mixer caches; 0 for a mixer of another kind.
+    """
+    mixers = [mixer for layer in model.all_layers for mixer in layer.mixers]
+    cached = sum(size(mixer) for mixer in mixers if source_of(mixer) != "group")
+    return sum(map(size, mixers)) / cached if cached else 1.0
+
+
+def _token_size(mixer: Any) -> int:
+    return kind_of(mixer).token_elements(mixer)
+
+
+def _state_size(mixer: Any) -> int:
+    return state_elements(mixer)[0] if isinstance(kind_of(mixer), RecurrentKind) else 0
 
 
 def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> DraftingCosts | None:

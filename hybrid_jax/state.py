@@ -58,7 +58,7 @@ class Model:
 
     @property
     def activation_dtype(self) -> jnp.dtype:
-        """The dtype of activations, KV pages and records."""
+        """The dtype of activations and records."""
         return jnp.dtype(self.geometry.dtype)
 
 

@@ -28,6 +28,7 @@ from hybrid_jax.costs import (
     weight_bytes,
 )
 from hybrid_jax.geometry import checkpoint_bytes, make_geometry
+from hybrid_jax.models.known import load_known
 
 ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8)
 WINDOWED = Attention(num_heads=4, num_kv_heads=2, head_dim=8, sliding_window=5)
@@ -126,6 +127,19 @@ def test_a_draft_of_a_head_on_the_cut_costs_the_layers_before_it():
     assert found.drafting.passes == 3
     assert found.drafting.step.weight_bytes == one.weight_bytes
     assert found.drafting.step.token_flops == pytest.approx(one.token_flops)
+
+
+def test_layers_that_share_are_each_read():
+    """Groups save memory, and none of what a decode step reads."""
+    model = load_known("nemotron_h_8b")
+    found = []
+    for group in (1, 2):
+        config = with_cut(model, 26, kv_group=group, state_group=group)
+        engine = EngineConfig(dtype="bfloat16")
+        costs = model_costs(config, make_geometry(config, engine), whole=True)
+        found.append(step_costs(config, engine, costs, on_cpu=False))
+    assert found[1].kv_bytes == pytest.approx(found[0].kv_bytes, rel=0.05)  # but for padding
+    assert found[1].row_bytes == pytest.approx(found[0].row_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft"])

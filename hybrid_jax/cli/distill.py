@@ -135,9 +135,9 @@ def _write_table(found: dict[str, Any]) -> None:
     for row in rows:
         write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
     write(
-        f"\nA cut behind so many of the {found['layers']} layers, before any training, on {found['tokens']:,} held-out "
-        f"tokens.\nFLOPs: of a prompt of {found['flops_saved_at']:,} tokens. SimScore: how alike the inputs of later "
-        "layers are to the cut's\noutput. The others: against the model without a cut."
+        f"\nFor a cut behind that number of the {found['layers']} layers, before any training, on {found['tokens']:,} "
+        f"held-out tokens.\nFLOPs: of a prompt of {found['flops_saved_at']:,} tokens. SimScore: how alike the inputs "
+        "of later layers are to the\ncut's output. The others: against the model without a cut."
     )
     for cut, error in found["refused"].items():
         note(f"no cut {cut}: {error.removeprefix('with_cut: ')}")

@@ -86,7 +86,7 @@ class EngineConfig:
         page_tokens: tokens of one KV page, a power of two; None lets the geometry choose.
         prefill_tokens: most prompt tokens one prefill step handles, over all its rows.
         steps_per_dispatch: decode steps one dispatch runs on the device before the host looks.
-        dtype: dtype of weights, activations and KV pages.
+        dtype: dtype of weights and activations, and of KV pages unless `kv_cache_dtype` says otherwise.
         kv_cache_dtype: "fp8" keeps keys and values as FP8 numbers (e4m3) with a float32 scale for each head of each
             token; "auto" keeps them in `dtype`.
         cache: prefix cache policy.

@@ -16,7 +16,7 @@ from hybrid_jax.engine.attend import page_layout
 from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.geometry import Geometry, StateGroup
+from hybrid_jax.geometry import FP8, Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
@@ -25,6 +25,7 @@ from pallas_kernels.paged_attention.kernel import why_unsupported as attention_u
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
+BEFORE_FP8 = ("8.0", "8.6", "8.7")  # which cannot convert such numbers
 LOG = logging.getLogger("hybrid_jax.kernels")
 # Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens or few.
 SETTINGS = (
@@ -75,7 +76,7 @@ def choose_kernels(
         NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model.
         RuntimeError: a trial left the device unusable, or found too little memory.
     """
-    unsupported = why_unsupported(config, geometry, engine)
+    unsupported = why_unsupported(config, geometry, engine, device)
     steps = choose_steps(engine.kernels, device, unsupported)
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
@@ -106,9 +107,16 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
     return steps_on(device, wanted)
 
 
-def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
-    """Why the kernels cannot run a model's steps, or None."""
+def why_unsupported(
+    config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: Device | None = None
+) -> str | None:
+    """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
     reasons: list[str | None] = []
+    capability = None if device is None else device.capability
+    if geometry.kv_dtype == FP8 and capability is not None and capability in BEFORE_FP8:
+        reasons.append(
+            f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"
+        )
     if config.state_group > 1:
         reasons.append(
             f"there are no kernels for layers that share a state, and this model has groups of {config.state_group}"

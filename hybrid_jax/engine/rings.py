@@ -42,17 +42,14 @@ def rows_of_tails(state: State, tails: dict[int, Tail], rows: int) -> State:
     return found
 
 
-def rows_of(state: State, rows: jax.Array) -> State:
-    """The state with copies of rows int32[R] of all rings, and a sink. Steps made of kernels write rings in chunks."""
+def rows_of(state: State, rows: jax.Array, groups: Sequence[int]) -> State:
+    """The state with copies of rows int32[R] of some groups' rings, and a sink, where a chunk has written the rings."""
     found = state.replace(tokens=jnp.zeros(len(rows) + 1, state.tokens.dtype))
-    own = [
-        {
-            name: jnp.pad(ring[:, rows], ((0, 0), (0, 1), (0, 0), (0, 0)))
-            for name, ring in rings.items()
-        }
-        for rings in state.rings
-    ]
-    return found.replace(rings=tuple(jax.lax.optimization_barrier(own)))
+    for group in groups:
+        taken = jax.tree.map(lambda ring: ring[:, rows], state.rings[group])
+        own = jax.tree.map(lambda ring: jnp.pad(ring, ((0, 0), (0, 1), (0, 0), (0, 0))), taken)
+        found = found.with_ring(group, **jax.lax.optimization_barrier(own))
+    return found
 
 
 def put_rows(state: State, taken: State, rows: jax.Array, groups: Sequence[int]) -> State:

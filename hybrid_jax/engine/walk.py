@@ -427,10 +427,11 @@ def short_chunk(
     if ends is None:
         return h[:, 0], state
     # The window works on copies of the rows' rings: it takes the first rows of a ring.
-    if model.kernels == "xla":
-        own, groups = rings.rows_of_tails(state, behind.tails, len(rows.row)), list(behind.tails)
-    else:
-        own, groups = rings.rows_of(state, rows.row), list(range(len(state.rings)))
+    groups = _groups_behind_cut(model)
+    if behind.tails:
+        own = rings.rows_of_tails(state, behind.tails, len(rows.row))
+    else:  # kernels have written the rings
+        own = rings.rows_of(state, rows.row, groups)
     base = jnp.where(ends.samples > 0, rows.start + rows.length, 0)
     tokens = rings.slice_tokens(rows.tokens[..., None], last, 1)[..., 0]
     one = WindowRows(
@@ -441,6 +442,13 @@ def short_chunk(
     stream = decoder.through(params, stream, valid, config.later, config, window.mix, kernels)
     h = decoder.leave(params, stream, valid, config)
     return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, groups)
+
+
+def _groups_behind_cut(model: Model) -> list[int]:
+    """Numbers of the groups of recurrent layers behind the cut; none of these has a layer before it."""
+    later = model.config.later
+    places = (place for (index, _), place in model.places.items() if index in later)
+    return sorted({place.group for place in places if isinstance(place, StatePlace)})
 
 
 def _through(

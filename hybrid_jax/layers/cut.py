@@ -68,7 +68,7 @@ def zeros_like_own(h: CutInput, columns: int) -> jax.Array:
     return jnp.zeros((*h.projected.shape[:-1], columns), h.projected.dtype)
 
 
-def behind_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:
+def within_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:
     """The layout of what a mixer projects; behind a cut, of the cut's projection for all mixers."""
     if not isinstance(h, CutInput):
         return layout

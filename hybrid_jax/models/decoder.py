@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import (
+    MAX_GRAIN,
     MLP,
     Attention,
     GatedDelta,
@@ -53,23 +54,42 @@ class Stream(NamedTuple):
 
     Attributes:
         h: [B, T, D]. update: what the last block adds to it, in parts or not; None before the first block.
-        written: [B, T, columns] behind a cut, what its output is projected to.
+        u: [B, T, D] behind a cut, its output, normed. written: [B, T, columns] what that is projected to for all later
+            layers; None for many tokens, of which each mixer makes its own columns.
     """
 
     h: jax.Array
     update: jax.Array | None
+    u: jax.Array | None = None
     written: jax.Array | None = None
 
 
 class Written(NamedTuple):
-    """What the output of a cut is projected to: [B, T, columns], and whose columns these are."""
+    """What mixers behind a cut write from.
 
-    projected: jax.Array
+    Attributes:
+        weights: of the cut. columns: of its projection, by layer and by number among the layer's mixers.
+        u, written: as in `Stream`. product: makes columns.
+    """
+
+    weights: dict
     columns: dict[tuple[int, int], slice]
+    u: jax.Array
+    written: jax.Array | None
+    product: Linear
 
     def beside(self, own: jax.Array, index: int, number: int) -> CutInput:
         """The input of a mixer beside its own one, by its layer and its number among the layer's mixers."""
-        return CutInput(own, self.projected, self.columns[index, number])
+        columns = self.columns[index, number]
+        if self.written is not None:
+            return CutInput(own, self.written, columns)
+        return CutInput(own, project_part(self.weights, self.u, columns, self.product))
+
+
+def project_part(weights: dict, u: jax.Array, columns: slice, product: Linear) -> jax.Array:
+    """Some columns [B, T, w] of what the output of a cut u [B, T, D] is projected to, by the cut's weights."""
+    bias = weights.get("write_bias")
+    return product(u, weights["write"][:, columns], None if bias is None else bias[columns])
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
@@ -175,12 +195,18 @@ def through(
     kernels: str = "xla",
 ) -> Stream:
     """The stream behind some layers; arguments as for `walk`."""
-    (h, update, projected), dtype = stream, activation_dtype(params)
-    written = None if projected is None else Written(projected, written_columns(config))
+    (h, update, u, columns), dtype = stream, activation_dtype(params)
+
+    def behind() -> Written | None:
+        if u is None:
+            return None
+        return Written(params["cut"], written_columns(config), u, columns, LINEARS[kernels])
+
+    written = behind()
     for index in layers:
         if index == config.cut:
-            h, update, projected = cross(params, Stream(h, update), valid, config, kernels)
-            written = Written(projected, written_columns(config))
+            h, update, u, columns = cross(params, Stream(h, update), valid, config, kernels)
+            written = behind()
         spec, weights, real = config.layers[index], layer_params(params, index, config), valid
         if spec.mixers:
             h, normed = enter_block(h, update, weights["norm"], real, dtype, config, kernels)
@@ -192,7 +218,7 @@ def through(
                 h, normed = enter_block(*given, config, kernels)
                 run = FEED_FORWARD[type(spec.mlp)]
                 update = run(weights["mlp"], normed, valid, spec.mlp, kernels)
-    return Stream(h, update, projected)
+    return Stream(h, update, u, columns)
 
 
 def at_cut(
@@ -207,12 +233,16 @@ def at_cut(
 def cross(
     params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, kernels: str = "xla"
 ) -> Stream:
-    """The stream at the cut, with the projection of all that later layers write; arguments as for `walk`."""
-    h, normed = at_cut(params, stream, valid, config, kernels)
-    weights = params["cut"]
-    with jax.named_scope("cut"):
-        written = LINEARS[kernels](normed, weights["write"], weights.get("write_bias"))
-    return Stream(h, None, written)
+    """The stream at the cut, with what later layers write from; arguments as for `walk`.
+
+    For the few tokens of a window, one product makes what all layers write. For a chunk that would take much memory.
+    """
+    h, u = at_cut(params, stream, valid, config, kernels)
+    written = None
+    if u.shape[1] <= MAX_GRAIN:
+        with jax.named_scope("cut"):
+            written = project_part(params["cut"], u, slice(None), LINEARS[kernels])
+    return Stream(h, None, u, written)
 
 
 def write_behind(
@@ -254,8 +284,7 @@ def _written(
     """A mixer's columns [B, T, w] for `write_behind`; those that a state is read with are zero where none are kept."""
 
     def made(tokens: jax.Array, part: slice) -> jax.Array:
-        bias = weights.get("write_bias")
-        return product(tokens, weights["write"][:, part], None if bias is None else bias[part])
+        return project_part(weights, tokens, part, product)
 
     parts = kind_of(mixer).parts(mixer)
     if parts.readout is None:

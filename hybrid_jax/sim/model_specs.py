@@ -29,7 +29,7 @@ class ModelSpec:
         about: one line on what it is.
         costs: FLOPs of a prefill, and bytes of a token and a checkpoint.
         blocks: (how many, block) pairs; none where only a paper's own counts are known.
-        decode: the same costs for tokens that go through all layers, where those of a prompt do not.
+        decode: of tokens that go through all layers, where those of a prompt do not; with the bytes that they read.
     """
 
     name: str
@@ -104,6 +104,9 @@ def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     for whole in (False, True):
         through = config.blocks if whole else config.prompt_blocks
         sizes = {"kv_bytes": costs.kv_bytes, "checkpoint_bytes": costs.checkpoint_bytes}
+        if whole:  # each layer reads, also what its group shares
+            every = _costs(blocks, config.width)
+            sizes = {"kv_bytes": every.kv_bytes, "checkpoint_bytes": every.checkpoint_bytes}
         found = block_costs([(1, *block) for block in through], **sizes)
         beside = written_flops(config, whole=whole)
         both.append(replace(found, flops_per_token=found.flops_per_token + beside))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hybrid_jax.config import EngineConfig, LayerSpec, ModelConfig
+from hybrid_jax.config import MAX_GRAIN, EngineConfig, LayerSpec, ModelConfig
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize
@@ -60,6 +60,8 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
             for block, width in model.blocks
         )
 
+    if tokens <= MAX_GRAIN:  # one product makes what all layers behind a cut write
+        stream += item * _written(model)
     if tokens == 1:
         held = most(lambda kind: kind.row_bytes)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
@@ -76,8 +78,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     Attention also copies the keys and values that it works on, twice for each row.
     Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
-    written = max((part.stop for part in written_columns(model).values()), default=0)
-    columns = written + max(
+    columns = max(
         3 * width + kind_of(block).xla_elements(block, width) for block, width in model.blocks
     )
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
@@ -88,14 +89,21 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     def of_row(tokens: int) -> int:
         return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.blocks)
 
-    decode = engine.max_rows * (window * columns + 2 * copied + of_row(window))
+    decode = window * (columns + _written(model)) + 2 * copied + of_row(window)
+    decode *= engine.max_rows
     rows = min(engine.max_rows, engine.prefill_tokens // engine.grain)
     prefill = engine.prefill_tokens * columns + rows * (2 * copied + of_row(engine.prefill_tokens))
+    prefill += min(engine.prefill_tokens, engine.max_rows * MAX_GRAIN) * _written(model)
     count = max(decode, prefill)
     count += 2 * engine.max_rows * max(states, default=0)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
     return count * ITEM_BYTES["float32"]
+
+
+def _written(model: ModelConfig) -> int:
+    """Columns of what layers behind a cut write."""
+    return max((part.stop for part in written_columns(model).values()), default=0)
 
 
 def _with_one_expert(model: ModelConfig) -> ModelConfig:

@@ -134,17 +134,19 @@ def measure(
         their nats, as the rows of a call give it.
     """
     tokens, lengths = rows
-    sums, sizes = [], []
+    sums, sizes, lost = [], [], []
     for start in range(0, len(tokens), at_a_time):
         part, lens = tokens[start : start + at_a_time], lengths[start : start + at_a_time]
         spare = ((0, at_a_time - len(part)), (0, 0))
         counts = np.pad(np.arange(tokens.shape[1] - 1) < lens[:, None], spare)
         found = measured(tensors, params, teacher, np.pad(part, spare), counts, config, base)
         sums.append([float(value) for value in found])
+        lost.append(float(found.nats - found.teacher_nats))
         sizes.append(int(counts.sum()))
     means = dict(zip(Distances._fields, np.average(sums, axis=0, weights=sizes), strict=True))
-    lost = np.array([found[2] - found[3] for found in sums])
     off = np.average(np.square(lost - np.average(lost, weights=sizes)), weights=sizes)
+    if not config.exit_head:
+        means = {name: value for name, value in means.items() if not name.startswith("exit_")}
     means["perplexity_ratio"] = math.exp(means["nats"] - means["teacher_nats"])
     means["nats_error"] = math.sqrt(off / max(len(sums) - 1, 1))
     return {name: round(float(value), 6) for name, value in means.items()}

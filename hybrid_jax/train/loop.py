@@ -268,8 +268,7 @@ def _refuse_other_model(out_dir: Path) -> None:
     found = (out_dir / CONFIG_FILE).exists() or (out_dir / CUT_FILE).exists()
     if found and not (out_dir / STATE_FILE).exists():
         raise ValueError(
-            f"train: {out_dir} holds a model already, which would be overwritten; give another directory. A head for "
-            f"that model: train_mtp(OUT, model={str(out_dir)!r})"
+            f"train: {out_dir} holds a model already, which would be overwritten; give another directory"
         )
 
 

@@ -1,6 +1,6 @@
 """FP8 numbers of four exponent and three mantissa bits (e4m3fn, arXiv 2209.05433), as codes of eight bits.
 
-By integer operations, so that XLA and kernels on any device make the same bits.
+By integer operations, which XLA and kernels do alike.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def own_input_is_written():
 
     def changed(self, weights, given, *rest):
         if isinstance(given, CutInput):
-            given = given._replace(written=jnp.resize(given.own, given.written.shape))
+            given = CutInput(given.own, jnp.resize(given.own, given.written.shape))
         return mix(self, weights, given, *rest)
 
     return mock.patch.object(walk.WindowWalk, "mix", changed)

@@ -55,7 +55,7 @@ def chat(turns: int, gap: float, session=0, sizes=(90, 45)) -> list[TraceRequest
 def finished(trace, costs=COSTS, policy="lru", capacity=PLENTY, device=None) -> _Run:
     cache = CacheConfig(policy="off" if policy == "none" else policy)
     engine = EngineConfig(cache=cache, grain=32, max_rows=8, prefill_tokens=512)
-    run = _Run(trace, costs, engine, capacity, device)
+    run = _Run(trace, costs, costs, engine, capacity, device)
     run.go()
     return run
 

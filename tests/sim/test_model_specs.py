@@ -169,6 +169,9 @@ def test_a_cut_in_half_of_a_hybrid():
         # Of 4 attention layers and of 24 recurrent ones, half are behind the cut.
         assert spec.costs.kv_bytes == plain.kv_bytes * (2 + 2 // group) // 4
         assert spec.costs.checkpoint_bytes == plain.checkpoint_bytes * (12 + 12 // group) // 24
+        # What a decode step reads is the same.
+        assert spec.decode.kv_bytes == plain.kv_bytes
+        assert spec.decode.checkpoint_bytes == plain.checkpoint_bytes
     saved = 1 - spec.costs.flops(8191) / plain.flops(8191)
     assert saved == pytest.approx(0.466, abs=2e-3)
 

@@ -18,7 +18,7 @@ from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
-from hybrid_jax.layers.cut import CutInput, MixerInput, behind_cut, dtype_of
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
 from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
@@ -48,7 +48,7 @@ class Mamba2Pallas(ReplayPallas):
     ) -> tuple[jax.Array, State, dict]:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
-        sizes = behind_cut(mamba2.layout_of(spec), h)
+        sizes = within_cut(mamba2.layout_of(spec), h)
         gates, projected = _projected(params, h, linear_in_parts)
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -83,11 +83,12 @@ class Mamba2Pallas(ReplayPallas):
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, None]:
+        # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
-        sizes = behind_cut(mamba2.layout_of(spec), h)
+        sizes = within_cut(mamba2.layout_of(spec), h)
         gates, projected = _projected(params, h, linear)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(

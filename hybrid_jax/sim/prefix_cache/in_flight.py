@@ -92,7 +92,8 @@ def simulate_in_flight(
     Args:
         trace: requests with arrival times.
         costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
-        model_spec: its name, for the result. decode: costs of tokens that are generated, where they differ.
+        model_spec: its name, for the result. decode: costs of tokens that are generated, and the bytes
+            that they read, where they differ.
         grain: tokens between resume points.
         max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
@@ -244,7 +245,8 @@ class _Run:
         self.padded_tokens += padded
         flops += padded * self.costs.flops_per_token
         read = sum(
-            row.position * self.costs.kv_bytes + self.costs.checkpoint_bytes for row in plan.decode
+            row.position * self.decode.kv_bytes + self.decode.checkpoint_bytes
+            for row in plan.decode
         )
         return self.device.seconds(
             self.decode, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
