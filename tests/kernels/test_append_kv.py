@@ -154,8 +154,17 @@ class TestImplementation:
         alone = inputs | rows | {"qkv": inputs["qkv"][:, 1:2]}
         one = Case(**vars(case) | {"base": case.base[1:2]})
         own_q, own = run(one, dtype, alone, implementation)
-        assert_same_bits(own_q[0], q[1])
         frames = np.ravel(rows["table"])
+        if (implementation, dtype) == ("pallas", FP8):
+            # Interpreted, another number of rows may sum a norm's few elements in another order.
+            assert relative_error(own_q[0], q[1]) <= TOLERANCE["float32"]
+            found, want = (records_of(case, dtype, array) for array in (own, arena))
+            _, written = expected(one, alone)
+            assert len(written) == case.tokens
+            for place in written:
+                assert relative_error(found[place], want[place]) <= TOLERANCE[FP8]
+            return
+        assert_same_bits(own_q[0], q[1])
         assert_same_bits(own[frames], arena[frames])
 
 
