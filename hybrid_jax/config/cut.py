@@ -107,10 +107,7 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
     """
     if config.cut is None:
         raise ValueError("regrouped: the model has no cut, so no layers share")
-    plain = [
-        replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))
-        for layer in config.layers
-    ]
+    plain = _without_cuts(config.layers)
     layers = behind_cut(plain, config.cut, kv_group, state_group)
     return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
 
@@ -126,11 +123,16 @@ def is_behind_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_gr
     Raises:
         ValueError: as `with_cut`.
     """
-    plain = [
+    plain = _without_cuts(layers)
+    return tuple(layers) == behind_cut(plain, cut, kv_group, state_group)
+
+
+def _without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+    """The layers as they are in the model without a cut."""
+    return [
         replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))
         for layer in layers
     ]
-    return tuple(layers) == behind_cut(plain, cut, kv_group, state_group)
 
 
 class _Groups:

@@ -46,8 +46,10 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
         raise CheckpointNotFound(f"{where}: {path}: {error}") from error
 
 
-def model_folder(path: str | Path) -> Path:
-    """The directory that `path` names; raises CheckpointNotFound when there is none."""
+def model_folder(path: str | Path | None) -> Path:
+    """The directory that `path` names, None for the bundled model; raises CheckpointNotFound when there is none."""
+    if path is None:
+        return BUNDLED
     folder = model_path(path)
     if not folder.is_dir():
         if str(path) in PACKED:

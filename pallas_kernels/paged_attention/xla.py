@@ -49,9 +49,8 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         seen = seen.reshape(rows, 1, per_kv * tokens, tile)
         v = jnp.where(live[..., None, None], kv[:, :, 1], 0)
         scores = jnp.einsum("bkqh,bskh->bkqs", queries, kv[:, :, 0], precision=HIGHEST) * scale
-        if (
-            scales is not None
-        ):  # factors of a head's elements are factors of its scores and its weights
+        # Factors of a head's elements are factors of its scores and its weights.
+        if scales is not None:
             scales = jnp.where(live[..., None, None], scales.reshape(rows, tile, 2, kv_heads), 0)
             of_k, of_v = (
                 jnp.moveaxis(part, 1, 2)[:, :, None] for part in jnp.moveaxis(scales, 2, 0)

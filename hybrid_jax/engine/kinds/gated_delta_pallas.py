@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from hybrid_jax.config import EngineConfig, GatedDelta
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
+from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
-from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
+from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -46,7 +46,7 @@ class GatedDeltaPallas(ReplayPallas):
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
-        gates, projected = _projected(params, h, linear_in_parts)
+        gates, projected = projected_of(params, h, linear_in_parts)
         first = jnp.maximum(rows.begin - rows.base, 0)
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -88,7 +88,7 @@ class GatedDeltaPallas(ReplayPallas):
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
-        gates, projected = _projected(params, h, linear)
+        gates, projected = projected_of(params, h, linear)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         vkq, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -138,15 +138,6 @@ class GatedDeltaPallas(ReplayPallas):
             gated_unsupported(spec.value_dim),
         )
         return next((reason for reason in reasons if reason is not None), None)
-
-
-def _projected(params: dict, h: MixerInput, product: Linear) -> tuple[jax.Array | None, jax.Array]:
-    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
-    if not isinstance(h, CutInput):
-        projected = product(h, params["in_proj"], None)
-        return projected, projected
-    gates = None if h.own is None else product(h.own, params["in_proj"], None)
-    return gates, h.projected
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: GatedDelta) -> jax.Array:

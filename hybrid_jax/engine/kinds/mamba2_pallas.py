@@ -15,11 +15,11 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
+from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
-from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
+from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -49,7 +49,7 @@ class Mamba2Pallas(ReplayPallas):
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
-        gates, projected = _projected(params, h, linear_in_parts)
+        gates, projected = projected_of(params, h, linear_in_parts)
         here = {
             "starts": rows.base - rows.checkpoint,
             "num_valid": jnp.maximum(rows.end - rows.base, 0),
@@ -89,7 +89,7 @@ class Mamba2Pallas(ReplayPallas):
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
-        gates, projected = _projected(params, h, linear)
+        gates, projected = projected_of(params, h, linear)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -146,15 +146,6 @@ class Mamba2Pallas(ReplayPallas):
 
     def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         return try_scan(group, geometry)
-
-
-def _projected(params: dict, h: MixerInput, product: Linear) -> tuple[jax.Array | None, jax.Array]:
-    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
-    if not isinstance(h, CutInput):
-        projected = product(h, params["in_proj"], params.get("in_bias"))
-        return projected, projected
-    gates = None if h.own is None else product(h.own, params["in_proj"], params.get("in_bias"))
-    return gates, h.projected
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Folds of records into states, as kinds with records do them where layers are made of Pallas kernels."""
+"""What kinds with records share where layers are made of Pallas kernels: projections and folds into states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
 from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows
+from hybrid_jax.layers.cut import CutInput, MixerInput
+from hybrid_jax.layers.linear import Linear
 from hybrid_jax.state import Model, State
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
@@ -29,6 +31,18 @@ class ReplayPallas(WithPallasColumns):
                 places = jnp.where(moves, rows.start[:, None] + targets, ring.shape[2])
                 rings[name] = ring.at[:, own, places].set(ring[:, own, sources], mode="drop")
         return state.with_ring(group, **rings)
+
+
+def projected_of(
+    params: dict, h: MixerInput, product: Linear
+) -> tuple[jax.Array | None, jax.Array]:
+    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
+    weights, bias = params["in_proj"], params.get("in_bias")
+    if not isinstance(h, CutInput):
+        projected = product(h, weights, bias)
+        return projected, projected
+    gates = None if h.own is None else product(h.own, weights, bias)
+    return gates, h.projected
 
 
 def fold_records(
