@@ -46,10 +46,8 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
         raise CheckpointNotFound(f"{where}: {path}: {error}") from error
 
 
-def model_folder(path: str | Path | None) -> Path:
-    """The directory that `path` names, None for the bundled model; raises CheckpointNotFound when there is none."""
-    if path is None:
-        return BUNDLED
+def model_folder(path: str | Path) -> Path:
+    """The directory that `path` names; raises CheckpointNotFound when there is none."""
     folder = model_path(path)
     if not folder.is_dir():
         if str(path) in PACKED:
@@ -61,6 +59,11 @@ def model_folder(path: str | Path | None) -> Path:
             f"load_model: {folder} {what}; {how_to_get(path)}{similar(path, PACKED)}"
         )
     return folder
+
+
+def model_or_bundled(path: str | Path | None) -> Path:
+    """As `model_folder`, but None is the bundled model: for functions whose model may be left out."""
+    return BUNDLED if path is None else model_folder(path)
 
 
 def known_names() -> list[str]:

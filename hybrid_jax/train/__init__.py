@@ -147,7 +147,7 @@ def train_mtp(
     Raises:
         As `train_tiny`.
     """
-    from hybrid_jax.models.files import model_folder
+    from hybrid_jax.models.files import model_or_bundled
     from hybrid_jax.train.mtp import train
 
     options = TrainOptions(
@@ -160,7 +160,7 @@ def train_mtp(
         eval_every=eval_every,
         save_minutes=save_minutes,
     )
-    folder = model_folder(model)
+    folder = model_or_bundled(model)
     return train(Path(out_dir), folder, options, resume=resume, sources=sources, progress=progress)
 
 
@@ -217,7 +217,7 @@ def distill(
         As `train_tiny`, but for what it says of bytes.
         ValueError: as `hybrid_jax.config.with_cut`; an unknown loss; the model has no tokenizer.
     """
-    from hybrid_jax.models.files import model_folder
+    from hybrid_jax.models.files import model_or_bundled
     from hybrid_jax.train.distillation import Goal, train
 
     if loss not in ("kl", "lm"):
@@ -233,7 +233,7 @@ def distill(
         save_minutes=save_minutes,
     )
     return train(
-        *(Path(out_dir), model_folder(model), options),
+        *(Path(out_dir), model_or_bundled(model), options),
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,
@@ -271,14 +271,14 @@ def cut_table(
     Raises:
         ValueError: no cut is possible, or one of `cuts` is not; what `distill` says of data.
     """
-    from hybrid_jax.models.files import model_folder
+    from hybrid_jax.models.files import model_or_bundled
     from hybrid_jax.train.cuts import cut_table as made
 
     for name, value in (("rows", rows), ("context", context)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"cut_table: {name} must be a positive whole number, got {value!r}")
     return made(
-        model_folder(model),
+        model_or_bundled(model),
         cuts=cuts,
         kv_group=kv_group,
         state_group=state_group,

@@ -139,6 +139,6 @@ def train(
     record = training_record(config, after, *about, results | recovered, command="distill")
     record |= {"cut": cut, "kv_group": kv_group, "state_group": state_group}
     record |= {"exit_head": exit_head, "goal": goal._asdict()}
-    save_cut(out_dir, config, kept, base=model)
+    save_cut(out_dir, config, kept, base=model, base_params=teacher)
     (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
     return record

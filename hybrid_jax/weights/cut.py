@@ -23,10 +23,13 @@ from hybrid_jax.models.files import (
     CheckpointNotFound,
     stored_cut,
 )
+from hybrid_jax.weights.digest import sample
 from hybrid_jax.weights.orbax import TOKENIZER_FILES
-from hybrid_jax.weights.safetensors import read_file
+from hybrid_jax.weights.safetensors import StoredTensor, read_file
 
 WEIGHTS_FILE = "cut.safetensors"
+BASE = "base."  # what the names of samples of the base's weights begin with
+BASE_VALUES = 8  # about so many of each array
 Tensors = dict[str, Any]  # by place in the tree of parameters, such as "layers.5.mixers.0.in_proj"
 
 
@@ -72,12 +75,26 @@ def _put(tree: Any, path: list[str], leaf: Any) -> Any:
     return tree | {first: _put(tree[first], rest, leaf)}
 
 
-def save_cut(folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path) -> None:
+def base_samples(params: dict) -> Tensors:
+    """A few values of each array of the model without a cut, by which it is known again, float32."""
+    return {
+        BASE + jax.tree_util.keystr(path, simple=True, separator="."): sample(
+            leaf, BASE_VALUES
+        ).astype(np.float32)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def save_cut(
+    folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path, base_params: dict
+) -> None:
     """Writes a model with a cut beside the model without: what differs, and the tokenizer's files.
 
     Args:
         folder: made if absent. config: of the model with the cut.
         tensors: what differs, by place, in the dtypes in which it is stored.
+        base_params: weights of the model without. A few values of them are stored, so that another model in its place is
+            noticed.
         base: directory of the model without. It is named by a path from `folder`; the bundled model by none.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +102,8 @@ def save_cut(folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path)
         if (base / name).is_file() and base.resolve() != folder.resolve():
             shutil.copyfile(base / name, folder / name)
     partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_file({name: np.asarray(leaf) for name, leaf in tensors.items()}, partial)
+    stored = {name: np.asarray(leaf) for name, leaf in tensors.items()}
+    save_file(stored | base_samples(base_params), partial)
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
     names = (*CUT_NUMBERS, EXIT_HEAD)
@@ -107,14 +125,16 @@ def add_cut(
     config, file = stored_cut(folder, base, exit_head=exit_head), folder / WEIGHTS_FILE
     if not file.is_file():
         raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
+    found = read_file(file)
+    _check_base(file, found, params)
     params = cut_params(params, config)
     if exit_head:
         params |= {"exit": exit_params(params, config)}
-    found, known = read_file(file), own_tensors(params, config, all_later=True)
+    known = own_tensors(params, config, all_later=True)
     if missing := sorted(own_tensors(params, config).keys() - found.keys()):
         raise ValueError(f"load_model: {file} has no tensor {missing[0]}")
-    if not exit_head:
-        found = {name: tensor for name, tensor in found.items() if not name.startswith("exit.")}
+    left = (BASE,) if exit_head else (BASE, "exit.")
+    found = {name: tensor for name, tensor in found.items() if not name.startswith(left)}
     for name in sorted(found):
         if name not in known:
             raise ValueError(f"load_model: {file} has a tensor that the model does not use, {name}")
@@ -124,3 +144,19 @@ def add_cut(
             )
     cast = {name: jnp.asarray(found[name].array(), known[name].dtype) for name in found}
     return config, with_tensors(params, jax.device_put(cast))
+
+
+def _check_base(file: Path, found: dict[str, StoredTensor], params: dict) -> None:
+    """Refuses a model without a cut that is not the one that the tensors were trained beside.
+
+    Both may have been rounded, to bfloat16 at the coarsest.
+    """
+    for name, values in base_samples(params).items():
+        if name not in found:
+            raise ValueError(f"load_model: {file} has no tensor {name}")
+        stored = found[name].array()
+        if stored.shape != values.shape or not np.allclose(stored, values, rtol=2**-7, atol=1e-6):
+            raise ValueError(
+                f"load_model: {file} was made beside another model than the one that {CUT_FILE} names: its "
+                f"{name.removeprefix(BASE)} differs; correct base in {CUT_FILE}, or distill again"
+            )

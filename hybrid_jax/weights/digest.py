@@ -22,11 +22,11 @@ def weights_digest(config: ModelConfig, params: Any) -> str:
     digest = hashlib.blake2b(repr(config).encode(), digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-        digest.update(_sample(leaf).tobytes())
+        digest.update(sample(leaf, SAMPLES).tobytes())
     return digest.hexdigest()
 
 
-def _sample(leaf: jax.Array) -> np.ndarray:
-    """Values spread over an array. On a CPU the array is not copied for this."""
+def sample(leaf: jax.Array, count: int) -> np.ndarray:
+    """About `count` values spread over an array. On a CPU the array is not copied for this."""
     flat = (np.asarray(leaf) if jax.default_backend() == "cpu" else leaf).reshape(-1)
-    return np.asarray(flat[:: max(1, flat.size // SAMPLES)])
+    return np.asarray(flat[:: max(1, flat.size // count)])
