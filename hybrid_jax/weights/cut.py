@@ -93,8 +93,8 @@ def save_cut(
     Args:
         folder: made if absent. config: of the model with the cut.
         tensors: what differs, by place, in the dtypes in which it is stored.
-        base_params: weights of the model without. A few values of them are stored, so that another model in its place is
-            noticed.
+        base_params: weights of the model without. A few of their values are stored, so that another model in its
+            place is noticed.
         base: directory of the model without. It is named by a path from `folder`; the bundled model by none.
     """
     folder.mkdir(parents=True, exist_ok=True)
