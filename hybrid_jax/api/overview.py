@@ -99,6 +99,8 @@ def _drafts(model: ModelConfig, speculation: SpeculationConfig) -> dict[str, str
     said += f", {DRAFTERS[speculation.method]}"
     if model.draft is not None:
         said += f": {model.draft.family}, {counted(len(model.draft.layers), 'layer')} of width {model.draft.width}"
+    if speculation.unjudged_above is not None:
+        said += f"; kept unjudged above probability {speculation.unjudged_above:g}, which changes the output"
     if speculation.adaptive:
         said += "; while that pays"
     return {"drafts": said}

@@ -172,6 +172,9 @@ class EngineConfig:
                 "without a tree in exact mode",
                 f"{self.speculation.tree}",
             )
+            lossless = self.speculation.unjudged_above is None or not self.exact
+            limit = str(self.speculation.unjudged_above)
+            must(self, "speculation", lossless, "without unjudged_above in exact mode", limit)
         one_of(self, "kernels", KERNELS)
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])

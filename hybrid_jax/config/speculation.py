@@ -20,7 +20,9 @@ MAX_NODES = 16  # of a tree, the row's own token among them
 @refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """The next tokens are drafted, and one pass over the weights judges several of them. The output does not change.
+    """The next tokens are drafted, and one pass over the weights judges several of them.
+
+    The output does not change, unless `unjudged_above` is given.
 
     Attributes:
         method: where drafts come from. "ngram": what followed the last few tokens where they stood before, in prompt or
@@ -38,6 +40,10 @@ class SpeculationConfig:
             which is at most 64. The longest match counts, and of these the latest. "suffix" takes `ngram_min` alone,
             "mtp", "draft" and "exit" take neither.
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
+        unjudged_above: with "exit", a draft that the head finds more likely than this is kept, whatever the whole model
+            would say (SwiftKV, arXiv 2410.03960, appendix E, has 0.95). THIS CHANGES THE OUTPUT, as if a smaller model
+            wrote some of the tokens, and depends on which tokens happen to be drafted. None, the default, changes
+            nothing.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
     Example:
@@ -53,6 +59,7 @@ class SpeculationConfig:
     ngram_max: int = 4
     shared: bool = False
     shared_tokens: int = 1 << 20
+    unjudged_above: float | None = None
     adaptive: bool = True
 
     @property
@@ -110,6 +117,11 @@ class SpeculationConfig:
             must(self, name, good, f"left out with method {self.method!r}")
         good = self.method == "suffix" or not self.shared
         must(self, "shared", good, f"False with method {self.method!r}")
+        if self.unjudged_above is not None:
+            good = isinstance(self.unjudged_above, float) and 0 < self.unjudged_above < 1
+            must(self, "unjudged_above", good, "a float between 0 and 1, or None")
+            good = self.method == "exit" and self.tree is None
+            must(self, "unjudged_above", good, "None, except with method 'exit' and no tree")
 
     def _check_tree(self) -> None:
         """Checks the tree, and lets `num_tokens` follow from it."""

@@ -114,6 +114,7 @@ def choose(
     adjust: Adjust | None,
     ring_rows: jax.Array,
     sampler: str,
+    kept: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[Sampled, jax.Array, Adjust | None]:
     """Samples a token per row, from adjusted logits if there are any, and counts the tokens drawn.
 
@@ -124,6 +125,8 @@ def choose(
         num_logprobs: how many of the most likely tokens to report; 0 for no log-probabilities.
         adjust: None if no row asks for it. ring_rows: int32[B] where each row stands in it.
         sampler: as in `sample`.
+        kept: tokens int32[B], and bool[B] for which rows they are taken in place of what would be drawn, if the row's
+            adjusted logits allow them.
 
     Returns:
         What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample; adjust.
@@ -131,6 +134,10 @@ def choose(
     rows = unpack_sampling(layout, batch)
     other = logits if adjust is None else adjusted(logits, adjust, ring_rows, layout, batch)
     tokens = sample(other, rows, positions, sampler)
+    if kept is not None:
+        given, which = kept
+        allowed = jnp.take_along_axis(other, given[:, None], axis=1)[:, 0] > -jnp.inf
+        tokens = jnp.where(which & allowed, given, tokens)
     fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:

@@ -42,14 +42,19 @@ class Drafts(NamedTuple):
     Attributes:
         tokens: int32[B, k] what may follow the token that each row feeds.
         count: int32[B] how many of these to judge; 0 for none.
+        sure: bool[B, k] those that are to be kept unjudged, which changes the output; None for none.
     """
 
     tokens: jax.Array
     count: jax.Array
+    sure: jax.Array | None = None
 
 
 class Drafter(Protocol):
-    """A way to draft the next tokens. What it remembers may be wrong: that costs time and never changes a token."""
+    """A way to draft the next tokens. What it remembers may be wrong: that costs time.
+
+    A token changes only if a draft is kept unjudged.
+    """
 
     fields: tuple[tuple[str, int], ...]  # columns that it reads of a step's packed rows
 

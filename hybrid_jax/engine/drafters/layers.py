@@ -34,8 +34,8 @@ class Layers:
         """What the layers predict, one token after the other or level by level of a tree."""
         layers = self.stack(params, model)
         along = self._chain if self.config.tree is None else self._tree
-        tokens, state = along(layers, state, rows, model)
-        return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens)), state
+        tokens, sure, state = along(layers, state, rows, model)
+        return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens), sure), state
 
     def stack(self, params: dict, model: Model) -> DraftStack | ExitStack:
         """The layers that draft."""
@@ -50,15 +50,16 @@ class Layers:
 
     def _chain(
         self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[jax.Array, jax.Array | None, State]:
         """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
         num_rows, count = len(rows.alive), self.config.num_tokens
         columns = {} if rows.aligned else _columns(state, num_rows, self.places(model), model)
         given, start = unpack_sampling(rows.layout, rows.batch), state
         groups = sorted({place.group for place in self.places(model)})
+        limit = self.config.unjudged_above
 
         def one(t, carry):
-            arena, rings, token, before, drafted = carry
+            arena, rings, token, before, drafted, sure = carry
             state = _with_rings(start.replace(arena=arena), groups, rings)
             position = rows.at.position + t
             goes_on = rows.alive & (t + 1 < rows.most)
@@ -66,8 +67,11 @@ class Layers:
             logits = layers.logits(out, model.kernels)
             token = sample(logits, given, position + 1, model.sampler)
             drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
+            if sure is not None:
+                above = probability(logits, token) > limit
+                sure = jax.lax.dynamic_update_index_in_dim(sure, above, t, 1)
             rings = [state.rings[group] for group in groups]
-            return state.arena, rings, token, None if before is None else out, drafted
+            return state.arena, rings, token, None if before is None else out, drafted, sure
 
         token = jnp.maximum(rows.token, 0)
         # Drafting writes where these were read.
@@ -75,7 +79,9 @@ class Layers:
         before = _kept_hidden(state, num_rows)
         # Only what changes, because XLA would keep a copy of what a loop carries along.
         rings = [state.rings[group] for group in groups]
-        carry = (state.arena, rings, token, before, jnp.zeros((num_rows, count), jnp.int32))
+        drafted = jnp.zeros((num_rows, count), jnp.int32)
+        sure = None if limit is None else jnp.zeros((num_rows, count), bool)
+        carry = (state.arena, rings, token, before, drafted, sure)
         if model.kernels == "pallas":  # a loop would make the device wait for the host
             for t in range(count):
                 carry = one(t, carry)
@@ -83,13 +89,13 @@ class Layers:
             # Near their ends and boundaries, rows need no more.
             needed = jnp.max(jnp.where(rows.alive, rows.most, 0)) - 1
             carry = jax.lax.fori_loop(0, jnp.clip(needed, 0, count), one, carry)
-        arena, rings, _, _, drafted = carry
+        arena, rings, _, _, drafted, sure = carry
         state = _with_rings(state.replace(arena=arena), groups, rings)
         for (group, first), conv in columns.items():
             now = state.rings[group]["conv"]
             where = (first, *[0] * (now.ndim - 1))
             state = state.with_ring(group, conv=jax.lax.dynamic_update_slice(now, conv, where))
-        return drafted, state
+        return drafted, sure, state
 
     def _feed(
         self,
@@ -126,7 +132,7 @@ class Layers:
 
     def _tree(
         self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[jax.Array, None, State]:
         """Feeds the whole window once for each level, and so fills in the next one."""
         config, num_rows = self.config, len(rows.alive)
         parents, depths = config.tree or (), config.depths
@@ -161,7 +167,7 @@ class Layers:
                 tokens = tokens.at[:, jnp.array(children)].set(best)
             if kept is not None:
                 before = jnp.concatenate([kept[:, None], out[:, jnp.array(parents)]], axis=1)
-        return tokens[:, 1:], state
+        return tokens[:, 1:], None, state
 
 
 class Exit(Layers):
@@ -194,6 +200,12 @@ def _window(
     valid = walk.plan.valid
     out = layers.through(window.tokens, before, valid, walk.mix, model.kernels)
     return out, walk.finish(out)
+
+
+def probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """That of a token int32[B] of each row, by logits float32[B, V]: float32[B]."""
+    own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return jnp.exp(own - jax.nn.logsumexp(logits, axis=1))
 
 
 def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> jax.Array:

@@ -108,7 +108,7 @@ def verify(
         h, state = window(params, state, rows, shared=shared, model=model, commits=False)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h.swapaxes(0, 1), model.config, model.kernels)
-            given = Window(tokens, jnp.where(alive, fed, 0), most, at.position)
+            given = Window(tokens, jnp.where(alive, fed, 0), most, at.position, drafts.sure)
             judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
         state = commit(state, rows, judged.count, model, judged.path)
         state = note(params, state, h, at.position, judged, judged.count > 0, model)
@@ -131,12 +131,14 @@ class Window(NamedTuple):
         tokens: int32[B, T]. fed: int32[B] how many of them were fed; 0 for rows that are done.
         most: int32[B] how many may stay.
         base: int32[B] where the windows begin.
+        sure: bool[B, T - 1] drafts that are kept unjudged; None for none.
     """
 
     tokens: jax.Array
     fed: jax.Array
     most: jax.Array
     base: jax.Array
+    sure: jax.Array | None = None
 
 
 class Judged(NamedTuple):
@@ -198,17 +200,24 @@ def judge(
 ) -> Judged:
     """Draws the token behind each token of a window, one after the other, as long as it is what was drafted.
 
+    A draft that is kept unjudged counts as drawn, if the row may have this token at all.
+
     Args:
         logits: float32[T, B, V] behind each token.
         batch, layout, num_logprobs, adjust: as in `choose`.
     """
-    tokens, fed, most, base = window
+    tokens, fed, most, base, sure = window
     width, num_rows, _ = logits.shape
     ring_rows = jnp.arange(num_rows)
     speculation = model.speculation
     tree = None if speculation is None else speculation.tree
     depth = 1 if speculation is None else speculation.most_tokens
     parents = jnp.array((-1, *(tree or ())), jnp.int32)
+
+    def draft_behind(t) -> jax.Array:
+        """The draft behind token t of each row, int32[B]."""
+        place = jnp.minimum(t + 1, width - 1)
+        return jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
 
     def level(t, judged: Judged, going: jax.Array) -> tuple[Judged, jax.Array]:
         """One token more of each row that goes on."""
@@ -217,6 +226,10 @@ def judge(
         else:
             node = jax.lax.dynamic_index_in_dim(judged.path, t, axis=1, keepdims=False)
             of_one = _logits_of(logits, node)
+        unjudged = None
+        if sure is not None:
+            own = jax.lax.dynamic_index_in_dim(sure, jnp.minimum(t, width - 2), 1, keepdims=False)
+            unjudged = draft_behind(t), own & (t + 1 < fed)
         new, feed, adjust = choose(
             of_one,
             batch,
@@ -227,13 +240,12 @@ def judge(
             judged.adjust,
             ring_rows,
             model.sampler,
+            unjudged,
         )
         put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, t, 0)  # noqa: E731
         path, more = judged.path, t + 1 < most
         if path is None:
-            place = jnp.minimum(t + 1, width - 1)
-            drafted = jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
-            more &= (t + 1 < fed) & (feed == drafted)
+            more &= (t + 1 < fed) & (feed == draft_behind(t))
         else:
             follows = (parents == node[:, None]) & (tokens == feed[:, None])
             follows &= jnp.arange(width) < fed[:, None]
