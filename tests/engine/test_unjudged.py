@@ -95,7 +95,10 @@ def test_a_head_that_is_never_so_sure_changes_nothing(model):
     [
         ({"unjudged_above": 1.5}, r"unjudged_above must be a float between 0 and 1, .* got 1\.5"),
         ({"unjudged_above": "0.9"}, r"unjudged_above must be a float between .* got '0\.9'"),
-        ({"method": "ngram"}, r"unjudged_above must be None, except with method 'exit' .* got 0\.05"),
+        (
+            {"method": "ngram"},
+            r"unjudged_above must be None, except with method 'exit' .* got 0\.05",
+        ),
         ({"tree": (0, 0)}, r"unjudged_above must be None, except with method 'exit' and no tree"),
     ],
 )

@@ -46,6 +46,7 @@ GOLDENS = {
     ),
     "llama_swiftkv_groups_tied": dict(
         family="llama_swiftkv",
+        swiftkv=True,
         vocab_size=89,
         hidden_size=32,
         intermediate_size=44,
@@ -68,6 +69,7 @@ GOLDENS = {
     ),
     "llama_swiftkv_no_groups": dict(
         family="llama_swiftkv",
+        swiftkv=True,
         vocab_size=71,
         hidden_size=36,
         intermediate_size=40,
@@ -105,6 +107,7 @@ GOLDENS = {
     ),
     "qwen2_swiftkv_groups": dict(
         family="qwen2_swiftkv",
+        swiftkv=True,
         vocab_size=83,
         hidden_size=32,
         intermediate_size=40,
@@ -117,6 +120,7 @@ GOLDENS = {
     ),
     "qwen2_swiftkv_no_groups_tied": dict(
         family="qwen2_swiftkv",
+        swiftkv=True,
         vocab_size=79,
         hidden_size=48,
         intermediate_size=40,

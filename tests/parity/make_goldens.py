@@ -4,13 +4,14 @@
     python -m tests.parity.make_goldens --family llama               only those of one family
     python -m tests.parity.make_goldens --only llama_llama3          only those named
     python -m tests.parity.make_goldens --random 5 --seed 7 --out D  others, of random shapes, into D
+    python -m tests.parity.make_goldens --family llama_swiftkv --published CHECKOUT   by the classes published with them
 
 Needs the extra `parity` (torch on a CPU, transformers 5). Every parameter is redrawn, because the
 usual initial values (ones, zeros, arange) hide most mistakes. Logits come from whole forward passes in
 float32 without a cache and without padding. Where transformers departs from the published models it is
 set straight here: nemotron_h raises the step size to `time_step_min` and leaves `time_step_limit`
 aside; `follow_published_limits` gives every mixer the limits of its config. It has no models with a cut: those are in
-`swiftkv_torch.py`.
+`swiftkv_torch.py`. The committed ones were made with --published, by github.com/snowflakedb/ArcticTraining at b28638e.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import numpy as np
 import torch
 import transformers
 
-import tests.parity.swiftkv_torch  # noqa: F401  registers models that transformers does not have
 from hybrid_jax.models import FAMILIES
 from tests.parity.golden_variants import GOLDENS
 from tests.parity.random_variants import random_variant
+from tests.parity.swiftkv_torch import register
 
 HERE = Path(__file__).resolve().parent / "goldens"
 NUM_NEW = 32
@@ -156,7 +157,9 @@ def main() -> None:
     which.add_argument("--random", type=int, default=0, help="random variants per family")
     parser.add_argument("--seed", type=int, default=0, help="of the random variants")
     parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--published", type=Path, help="checkout of ArcticTraining")
     args = parser.parse_args()
+    register(args.published)
     torch.set_num_threads(1)
     families = [args.family] if args.family else list(FAMILIES)
     if not args.random:

@@ -1,9 +1,15 @@
 """Llama and Qwen2 with a cut (SwiftKV, arXiv 2410.03960) in torch: transformers has no such models.
 
-Importing this makes them known to transformers' own tables. All layers run on all tokens.
+`register` makes them known to transformers' own tables, or the classes that were published with such models. All layers
+run on all tokens. Windows are left aside: the published classes give them to one kind of attention only.
 """
 
 from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from pathlib import Path
 
 import torch
 import transformers
@@ -17,6 +23,7 @@ class LlamaSwiftKVConfig(LlamaConfig):
     model_type = "llama_swiftkv"
     num_key_value_layers: int | None = None
     key_value_group_size: int | None = None
+    swiftkv: bool = False  # whether a training uses the cut; a field of the published classes
 
 
 class Qwen2SwiftKVConfig(Qwen2Config):
@@ -25,6 +32,7 @@ class Qwen2SwiftKVConfig(Qwen2Config):
     model_type = "qwen2_swiftkv"
     num_key_value_layers: int | None = None
     key_value_group_size: int | None = None
+    swiftkv: bool = False  # whether a training uses the cut; a field of the published classes
 
 
 class SwiftKV:
@@ -110,9 +118,28 @@ class Qwen2SwiftKV(SwiftKV, Qwen2ForCausalLM):
     config_class = Qwen2SwiftKVConfig
 
 
-for config_class, model_class in (
-    (LlamaSwiftKVConfig, LlamaSwiftKV),
-    (Qwen2SwiftKVConfig, Qwen2SwiftKV),
-):
-    transformers.AutoConfig.register(config_class.model_type, config_class)
-    transformers.AutoModelForCausalLM.register(config_class, model_class)
+def register(checkout: Path | None = None) -> None:
+    """Makes models with a cut known to transformers.
+
+    Args:
+        checkout: of github.com/snowflakedb/ArcticTraining, for its classes; None for those in this file.
+    """
+    if checkout is None:
+        for config_class, model_class in (
+            (LlamaSwiftKVConfig, LlamaSwiftKV),
+            (Qwen2SwiftKVConfig, Qwen2SwiftKV),
+        ):
+            transformers.AutoConfig.register(config_class.model_type, config_class)
+            transformers.AutoModelForCausalLM.register(config_class, model_class)
+        return
+    sys.path.insert(0, str(checkout / "projects" / "swiftkv" / "models"))
+    for name in ("llama", "qwen2"):
+        module = importlib.import_module(f"{name}.modeling_{name}_swiftkv")
+        mask = functools.partial(causal_mask, module.create_causal_mask)
+        module.create_causal_mask = mask
+        getattr(importlib.import_module(name), f"register_{name}_swiftkv")()
+
+
+def causal_mask(make, *, input_embeds: torch.Tensor, cache_position: torch.Tensor, **others):
+    """A mask of transformers 5, from the arguments of transformers 4."""
+    return make(inputs_embeds=input_embeds, **others)

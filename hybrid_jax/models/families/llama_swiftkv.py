@@ -2,7 +2,7 @@
 
 Layers behind the cut have queries of their own, `q_proj_swiftkv`. The first layer of each group makes keys and values
 of the cut's output, which has a norm of its own. Files may also have the projections that these replace; nothing reads
-them. Nothing reads the field `swiftkv` either, which says whether a training uses the cut.
+them. Nothing reads the field `swiftkv` either, which says whether a training uses the cut: here the cut is always used.
 """
 
 from __future__ import annotations
