@@ -112,6 +112,7 @@ def test_qwen2_says_in_two_ways_which_layers_have_a_window():
     "change, error, message",
     [
         ({"key_value_group_size": 3}, ValueError, r"must divide .* 6 - 2 = 4, got 3"),
+        ({"kv_sharing_map": {"3": 2}}, NotImplementedError, "kv_sharing_map .* is not supported"),
         ({"num_key_value_layers": 7}, ValueError, "num_key_value_layers .* at most 6, got 7"),
         ({"num_key_value_layers": 0}, ValueError, "num_key_value_layers .* at least 1, got 0"),
         ({"model_type": "deepseek_v2_swiftkv"}, NotImplementedError, "multi-head latent attention"),
