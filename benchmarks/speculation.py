@@ -40,8 +40,10 @@ from hybrid_jax.engine.drafters.table import DRAFTERS
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import config_from_hf
+from hybrid_jax.models import config_from_hf, decoder
+from hybrid_jax.models.files import PACKED
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.models.stacks import ExitStack
 from hybrid_jax.sizing.budget import split_memory
 from hybrid_jax.state import Model, State
 from hybrid_jax.weights import BUNDLED, load_config, load_model
@@ -53,6 +55,14 @@ HEADS = {
     "3 drafts": SpeculationConfig(method="mtp", num_tokens=3),
     "tree of 8": SpeculationConfig(method="mtp", tree=(0, 0, 1, 1, 3, 3, 5)),
     "n-gram, 3 drafts": SpeculationConfig(num_tokens=3),
+}
+EARLY = SpeculationConfig(method="exit", num_tokens=2, adaptive=False)
+SURE = 0.95  # SwiftKV, arXiv 2410.03960, appendix E
+EXITS = {
+    "1 draft": replace(EARLY, num_tokens=1),
+    "2 drafts": EARLY,
+    "3 drafts": replace(EARLY, num_tokens=3),
+    f"3, kept above {SURE}": replace(EARLY, num_tokens=3, unjudged_above=SURE),
 }
 PROMPTS = 48
 LARGE = Path(__file__).resolve().parent.parent / "configs/models/hybrid_7b"
@@ -373,18 +383,66 @@ def head(rounds: int, tokens: int) -> list[dict]:
 
     Greedy output of so small a model runs in circles, which any drafter foresees.
     """
-    subject, found = Subject(*load_model(BUNDLED, dtype="float32", mtp=True)), []
+    subject = Subject(*load_model(BUNDLED, dtype="float32", mtp=True))
     drafters = {name: replace(speculation, adaptive=False) for name, speculation in HEADS.items()}
+    return layers_that_draft("head", subject, drafters, rounds, tokens)
+
+
+def early_exit(rounds: int, tokens: int) -> list[dict]:
+    """The layers before a cut of the bundled model, with a head on its output; with the paper's rule, which changes the
+    output, too."""
+    subject = Subject(*load_model(PACKED["tiny_cut"], dtype="float32", exit_head=True))
+    found = [sure_drafts(subject)]
+    return found + layers_that_draft("early exit", subject, EXITS, rounds, tokens)
+
+
+def layers_that_draft(
+    case: str,
+    subject: Subject,
+    drafters: dict[str, SpeculationConfig],
+    rounds: int,
+    tokens: int,
+) -> list[dict]:
+    """With 1 row and with 8, and how many tokens a verification brings on other prompts."""
+    found = []
     for rows in (1, 8):
         given, sampling = texts(rows), {"temperature": 0.7}
         sides = {"plain": Side(subject.engine(None, rows), given, tokens, sampling)}
         for name, speculation in drafters.items():
             sides[name] = Side(subject.engine(speculation, rows), given, tokens, sampling)
-        case = f"head, {rows} row{'s' * (rows > 1)}"
-        found += compare(case, sides, rounds, "plain")
+        found += compare(f"{case}, {rows} row{'s' * (rows > 1)}", sides, rounds, "plain")
         if rows == 8:
             found += [acceptance(name, sides[name].engine, tokens) for name in drafters]
     return found
+
+
+def sure_drafts(subject: Subject) -> dict:
+    """How often the head on the cut finds one token more likely than `SURE`, and how often the model agrees then.
+
+    On held-out text, so each token is predicted from real ones.
+    """
+    config, params = subject.config, subject.params
+    tokens = jnp.array(texts(PROMPTS, 512))
+
+    @jax.jit
+    def both(tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        valid, mix = decoder.whole_sequences(tokens, jnp.full(len(tokens), tokens.shape[1]))
+        stack = ExitStack(params, config)
+        early = stack.logits(stack.through(tokens, None, valid, mix, "xla"), "xla")
+        late = decoder.forward(params, tokens, config)
+        sure = jax.nn.softmax(early).max(-1) > SURE
+        same = early.argmax(-1) == late.argmax(-1)
+        return sure.mean(), same.mean(), (sure & same).sum() / sure.sum()
+
+    parts = [both(tokens[start : start + 4]) for start in range(0, PROMPTS, 4)]
+    share, agreement, right = (float(np.mean(part)) for part in zip(*parts, strict=True))
+    print(
+        f"  the head's token is the model's {agreement:.3f} of the time; {right:.3f} where the head is surer than {SURE}, "
+        f"which is {share:.3f} of all",
+        flush=True,
+    )
+    row = {"case": "agreement of the head on the cut", "tokens": PROMPTS * 512}
+    return row | {"same_token": agreement, "sure": share, "same_token_if_sure": right}
 
 
 def acceptance(name: str, engine: Engine, tokens: int) -> dict:
@@ -450,6 +508,7 @@ CASES: dict[str, Callable[[int], list[dict]]] = {
     "lookup": lambda rounds: lookup(nemotron(), rounds, 128),
     "many_rows": lambda rounds: many_rows(bundled(), rounds, 256),
     "head": lambda rounds: head(rounds, 256),
+    "early_exit": lambda rounds: early_exit(rounds, 256),
     "flights": lambda rounds: flights(nemotron(), rounds, 128) + flights(bundled(), rounds, 256),
 }
 

@@ -20,6 +20,13 @@ def distill(
     cut: CutOption = None,
     kv_group: KVGroupOption = 1,
     state_group: StateGroupOption = 1,
+    own_readout: Annotated[
+        bool,
+        typer.Option(
+            "--own-readout",
+            help="Recurrent layers behind the cut read their states with their own input, too.",
+        ),
+    ] = False,
     source: Annotated[
         list[Path] | None,
         typer.Option(
@@ -89,6 +96,7 @@ def distill(
             out_dir,
             model,
             cut=cut,
+            own_readout=own_readout,
             loss=loss,  # type: ignore[arg-type]
             all_later=all_later,
             exit_head=exit_head,

@@ -33,16 +33,19 @@ def with_cut(
     *,
     kv_group: int = 1,
     state_group: int = 1,
+    own_readout: bool = False,
 ) -> ModelConfig:
     """A model's config with a cut behind its first `cut` layers; the same config if there are no later layers.
 
     Args:
         kv_group: attention layers behind the cut that share keys and values.
         state_group: recurrent layers behind the cut that share a state.
+        own_readout: what recurrent layers behind the cut read their states with also has a part that is made of the
+            layer's own input.
 
     Raises:
         ValueError: the model has a cut, or no layer there; a layer behind the cut has no such form; groups that do not
-            divide, or of layers that differ, or of gated delta nets.
+            divide, or of layers that differ, or of gated delta nets; `own_readout` without recurrent layers there.
 
     Example:
         >>> from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
@@ -55,12 +58,19 @@ def with_cut(
         raise ValueError(f"with_cut: the model has a cut behind layer {config.cut} already")
     if cut == len(config.layers):
         return config
-    layers = behind_cut(config.layers, cut, kv_group, state_group)
-    return replace(config, layers=layers, cut=cut, kv_group=kv_group, state_group=state_group)
+    layers = behind_cut(config.layers, cut, kv_group, state_group, own_readout)
+    return replace(
+        config,
+        layers=layers,
+        cut=cut,
+        kv_group=kv_group,
+        state_group=state_group,
+        own_readout=own_readout,
+    )
 
 
 def behind_cut(
-    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int
+    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
 ) -> tuple[LayerSpec, ...]:
     """The layers of a model with a cut, from those of the model without.
 
@@ -87,10 +97,15 @@ def behind_cut(
                 )
     attention = _Groups(later, Attention, kv_group, "kv_group")
     recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
+    if own_readout and all(isinstance(mixer, Attention) for mixer in later):
+        raise ValueError(
+            f"with_cut: own_readout is for recurrent layers, and there are none behind cut {cut}"
+        )
 
     def renewed(mixer: Any) -> Mixer:
-        groups = attention if isinstance(mixer, Attention) else recurrent
-        return replace(mixer, source=groups.next_source())
+        if isinstance(mixer, Attention):
+            return replace(mixer, source=attention.next_source())
+        return replace(mixer, source=recurrent.next_source(), own_readout=own_readout)
 
     changed = [
         replace(layer, mixers=tuple(renewed(mixer) for mixer in layer.mixers))
@@ -108,23 +123,32 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
     if config.cut is None:
         raise ValueError("regrouped: the model has no cut, so no layers share")
     plain = _without_cuts(config.layers)
-    layers = behind_cut(plain, config.cut, kv_group, state_group)
+    layers = behind_cut(plain, config.cut, kv_group, state_group, config.own_readout)
     return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
 
 
 def without_cut(mixer: Any) -> Any:
     """A mixer as it is in the model without a cut."""
-    return mixer if source_of(mixer) == "own" else replace(mixer, source="own")
+    if source_of(mixer) == "own":
+        return mixer
+    plain = (
+        {"source": "own"}
+        if isinstance(mixer, Attention)
+        else {"source": "own", "own_readout": False}
+    )
+    return replace(mixer, **plain)
 
 
-def is_behind_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int) -> bool:
+def is_behind_cut(
+    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
+) -> bool:
     """Whether the layers are those of a model with this cut.
 
     Raises:
         ValueError: as `with_cut`.
     """
     plain = _without_cuts(layers)
-    return tuple(layers) == behind_cut(plain, cut, kv_group, state_group)
+    return tuple(layers) == behind_cut(plain, cut, kv_group, state_group, own_readout)
 
 
 def _without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:

@@ -121,6 +121,10 @@ def why_unsupported(
         reasons.append(
             f"there are no kernels for layers that share a state, and this model has groups of {config.state_group}"
         )
+    if config.own_readout:
+        reasons.append(
+            "there are no kernels for layers behind a cut that also make a readout of their own input"
+        )
     reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.layers.linear import linear
 from pallas_kernels.records import ProjectionLayout
 
 
@@ -66,6 +67,30 @@ def dtype_of(h: MixerInput) -> jnp.dtype:
 def zeros_like_own(h: CutInput, columns: int) -> jax.Array:
     """In place of columns of a projection of the layer's own input, where nobody will read what they lead to."""
     return jnp.zeros((*h.projected.shape[:-1], columns), h.projected.dtype)
+
+
+def gates_of(
+    params: dict, h: CutInput, columns: int, spec: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """What a recurrent mixer behind a cut makes of its own input: its gates, and what it adds to its readout.
+
+    Args:
+        params: with in_proj [D, gates | readout] and optional in_bias. columns: of the gates.
+
+    Returns:
+        [B, T, columns], zeros if the mixer only writes; [B, T, n], None if nothing is added.
+    """
+    if h.own is None:
+        return zeros_like_own(h, columns), None
+    made = linear(h.own, params["in_proj"], params.get("in_bias"))
+    return (made[..., :columns], made[..., columns:]) if spec.own_readout else (made, None)
+
+
+def add_to_readout(columns: jax.Array, own: jax.Array | None) -> jax.Array:
+    """Adds to the last columns, which a state is read with, what a mixer makes of its own input, if it does."""
+    if own is None:
+        return columns
+    return columns.at[..., -own.shape[-1] :].add(own.astype(columns.dtype))
 
 
 def within_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:

@@ -1,8 +1,8 @@
 """The gated delta net: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | v | k | q | a | b], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
-dt_bias [M] float32, norm [P], out_proj [M P, D]. Behind a cut, in_proj has the columns of z alone, and the others come
-from the projection of the cut's output.
+dt_bias [M] float32, norm [P], out_proj [M P, D]. Behind a cut, in_proj has the columns of z alone, or z and what is
+added to q; the others come from the projection of the cut's output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
 from hybrid_jax.layers.convolution import depthwise
-from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, size_of, zeros_like_own
+from hybrid_jax.layers.cut import (
+    CutInput,
+    MixerInput,
+    add_to_readout,
+    dtype_of,
+    gates_of,
+    size_of,
+)
 from hybrid_jax.layers.linear import linear
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.gated_delta import (
@@ -39,17 +46,22 @@ class Records(NamedTuple):
 class Inputs(NamedTuple):
     """Outputs of in_proj.
 
-    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. dt, beta: float32[B, T, M].
+    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. dt, beta: float32[B, T, M]. own: [B, T, G R] what is added
+    to q in front of its activation; None for nothing.
     """
 
     z: jax.Array
     vkq: jax.Array
     dt: jax.Array
     beta: jax.Array
+    own: jax.Array | None = None
 
 
 class Convolved(NamedTuple):
-    """What the convolution gives: v [B, T, M, P] and k [B, T, G, R] in the activation dtype, q float32[B, T, G, R]."""
+    """What the convolution gives, activated.
+
+    v: [B, T, M, P] and k: [B, T, G, R] in the activation dtype. q: float32[B, T, G, R].
+    """
 
     v: jax.Array
     k: jax.Array
@@ -59,19 +71,15 @@ class Convolved(NamedTuple):
 def project(params: dict, h: MixerInput, spec: GatedDelta) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs: dt = softplus(a + dt_bias), beta = sigmoid(b)."""
     sizes = (spec.value_size, spec.conv_size, spec.num_value_heads)
+    own = None
     if isinstance(h, CutInput):
-        z = gates(params, h, spec)
+        z, own = gates_of(params, h, spec.value_size, spec)
         vkq, a, b = jnp.split(h.written, [sizes[1], sizes[1] + sizes[2]], axis=-1)
     else:
         projected = linear(h, params["in_proj"])
         z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
     dt = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
-    return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
-
-
-def gates(params: dict, h: CutInput, spec: GatedDelta) -> jax.Array:
-    """z [B, T, M P] of a mixer behind a cut; zeros if it only writes."""
-    return zeros_like_own(h, spec.value_size) if h.own is None else linear(h.own, params["in_proj"])
+    return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)), own)
 
 
 def layout_of(spec: GatedDelta) -> ProjectionLayout:
@@ -91,11 +99,16 @@ def decay_rates(params: dict) -> jax.Array:
     return -jnp.exp(params["A_log"].astype(jnp.float32))
 
 
-def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
-    """Causal depthwise convolution and SiLU of raw columns [B, W - 1 + T, E]; k of length 1, q of length R^-1/2."""
-    y = depthwise(columns, params["conv"], params.get("conv_bias"))
+def convolve(params: dict, columns: jax.Array) -> jax.Array:
+    """Causal depthwise convolution: raw columns [B, W - 1 + T, E] to float32[B, T, E]."""
+    return depthwise(columns, params["conv"], params.get("conv_bias"))
+
+
+def activate(convolved: jax.Array, inputs: Inputs, spec: GatedDelta) -> Convolved:
+    """SiLU of what `convolve` gives; then k of length 1, q of length R^-1/2."""
+    y, dtype = add_to_readout(convolved, inputs.own), inputs.vkq.dtype
     v, k, q = jnp.split(
-        jax.nn.silu(y).astype(columns.dtype),
+        jax.nn.silu(y).astype(dtype),
         [spec.value_size, spec.record_size],
         axis=-1,
     )
@@ -103,7 +116,7 @@ def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
         of_length_one(x.reshape(*x.shape[:2], spec.num_key_heads, spec.key_dim)) for x in (k, q)
     )
     v = v.reshape(*v.shape[:2], spec.num_value_heads, spec.value_dim)
-    return Convolved(v, k.astype(columns.dtype), q * spec.key_dim**-0.5)
+    return Convolved(v, k.astype(dtype), q * spec.key_dim**-0.5)
 
 
 def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Array:
@@ -167,10 +180,11 @@ def scan(
         `lengths`.
     """
     valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
-    z, raw, dt, beta = project(params, h, spec)
+    inputs = project(params, h, spec)
+    z, raw, dt, beta, _ = inputs
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
-    v, k, q = convolve(params, columns, spec)
+    v, k, q = activate(convolve(params, columns), inputs, spec)
     y, u, state = gated_delta_scan(
         *(q, k, v.astype(jnp.float32), dt * decay_rates(params), beta),
         initial_state=state,

@@ -2,8 +2,8 @@
 
 Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
 [M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias. Behind a cut, in_proj has the columns of z
-alone, and the others come from the projection of the cut's output. A mixer that reads the state of its group takes C
-alone from there, and has no conv, A_log and dt_bias.
+alone, or of z and of what is added to C; the others come from the projection of the cut's output. A mixer that reads
+the state of its group takes C alone from there, and has no conv, A_log and dt_bias.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.convolution import depthwise
-from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, size_of, zeros_like_own
+from hybrid_jax.layers.cut import (
+    CutInput,
+    MixerInput,
+    add_to_readout,
+    dtype_of,
+    gates_of,
+    size_of,
+)
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
@@ -36,12 +43,14 @@ class Records(NamedTuple):
 class Inputs(NamedTuple):
     """Outputs of in_proj.
 
-    z: [B, T, M P] gates. xBC: [B, T, E] convolution inputs. dt: float32[B, T, M] step sizes.
+    z: [B, T, M P] gates. xBC: [B, T, E] convolution inputs. dt: float32[B, T, M] step sizes. own: [B, T, G R] what is
+    added to C in front of its activation; None for nothing.
     """
 
     z: jax.Array
     xBC: jax.Array
     dt: jax.Array
+    own: jax.Array | None = None
 
 
 class Stream(NamedTuple):
@@ -60,32 +69,34 @@ class Stream(NamedTuple):
 
 def project(params: dict, h: MixerInput, spec: Mamba2) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
+    own = None
     if isinstance(h, CutInput):
-        z, (xBC, dt) = gates(params, h, spec), jnp.split(h.written, [spec.conv_size], axis=-1)
+        z, own = gates_of(params, h, spec.inner_size, spec)
+        xBC, dt = jnp.split(h.written, [spec.conv_size], axis=-1)
     else:
         projected = linear(h, params["in_proj"], params.get("in_bias"))
         ends = [spec.inner_size, spec.inner_size + spec.conv_size]
         z, xBC, dt = jnp.split(projected, ends, axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
-    return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits))
+    return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits), own)
 
 
-def gates(params: dict, h: CutInput, spec: Mamba2) -> jax.Array:
-    """z [B, T, M P] of a mixer behind a cut; zeros if it only writes."""
-    if h.own is None:
-        return zeros_like_own(h, spec.inner_size)
-    return linear(h.own, params["in_proj"], params.get("in_bias"))
+def gates_and_readout(params: dict, h: CutInput, spec: Mamba2) -> tuple[jax.Array, jax.Array]:
+    """z [B, T, M P] and C [B, T, G, R] of a mixer that reads the state of its group."""
+    z, own = gates_of(params, h, spec.inner_size, spec)
+    C = jax.nn.silu(add_to_readout(h.written, own))
+    return z, C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
 
 
-def readout(h: CutInput, spec: Mamba2) -> jax.Array:
-    """C [B, T, G, R] of a mixer that reads the state of its group."""
-    return jax.nn.silu(h.written).reshape(*h.written.shape[:2], spec.num_groups, spec.state_size)
+def convolve(params: dict, columns: jax.Array) -> jax.Array:
+    """Causal depthwise convolution: raw columns [B, W - 1 + T, E] to float32[B, T, E]."""
+    return depthwise(columns, params["conv"], params.get("conv_bias"))
 
 
-def convolve(params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
-    """Causal depthwise convolution and SiLU: raw columns [B, W - 1 + T, E] to [B, T, E]."""
-    y = depthwise(columns, params["conv"], params.get("conv_bias"))
-    return jax.nn.silu(y).astype(columns.dtype)
+def activate(convolved: jax.Array, inputs: Inputs) -> jax.Array:
+    """x, B and C [B, T, E]: SiLU of what `convolve` gives."""
+    y = add_to_readout(convolved, inputs.own)
+    return jax.nn.silu(y).astype(inputs.xBC.dtype)
 
 
 def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2) -> jax.Array:
@@ -160,10 +171,11 @@ def scan(
         `lengths`.
     """
     valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
-    z, raw, dt = project(params, h, spec)
+    inputs = project(params, h, spec)
+    z, raw, dt, _ = inputs
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
-    xBC = convolve(params, columns, spec)
+    xBC = activate(convolve(params, columns), inputs)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
     x, B = split_records(xB, layout_of(spec))
     C = C.reshape(B.shape)
@@ -194,11 +206,11 @@ def write(
 ) -> Stream:
     """What the first mixer of a group writes of whole sequences; arguments as for `whole`."""
     _, conv = _nothing(h, spec)
-    _, raw, dt = project(params, h, spec)
-    xBC = convolve(params, jnp.concatenate([conv, raw], axis=1), spec)
+    inputs = project(params, h, spec)
+    xBC = activate(convolve(params, jnp.concatenate([conv, inputs.xBC], axis=1)), inputs)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
     x, B = split_records(xB, layout_of(spec))
-    return Stream(x, B, dt, decay_rates(params), C.reshape(B.shape))
+    return Stream(x, B, inputs.dt, decay_rates(params), C.reshape(B.shape))
 
 
 def read_whole(
@@ -210,14 +222,17 @@ def read_whole(
     spec: Mamba2,
 ) -> jax.Array:
     """What a mixer reads of its group's stream: [B, T, D]; the other arguments as for `whole`."""
-    C = stream.C if spec.source == "cut" else readout(h, spec)
-    return read(params, h, stream._replace(C=C), _nothing(h, spec)[0], lengths, spec)
+    if spec.source == "cut":
+        z, C = gates_of(params, h, spec.inner_size, spec)[0], stream.C
+    else:
+        z, C = gates_and_readout(params, h, spec)
+    return read(params, z, stream._replace(C=C), _nothing(h, spec)[0], lengths, spec)
 
 
 def read(
-    params: dict, h: CutInput, stream: Stream, state: jax.Array, lengths: jax.Array, spec: Mamba2
+    params: dict, z: jax.Array, stream: Stream, state: jax.Array, lengths: jax.Array, spec: Mamba2
 ) -> jax.Array:
-    """What a mixer reads of a stream [B, T, D], which goes on from a state [B, M, P, R].
+    """What a mixer with gates z [B, T, M P] reads of a stream [B, T, D], which goes on from a state [B, M, P, R].
 
     Args:
         stream: with the mixer's own C. lengths: int32[B] real tokens.
@@ -228,7 +243,7 @@ def read(
         lengths=lengths,
         state_lengths=lengths,
     )
-    return output(params, y, stream.x, gates(params, h, spec), spec)
+    return output(params, y, stream.x, z, spec)
 
 
 def _nothing(h: MixerInput, spec: Mamba2) -> tuple[jax.Array, jax.Array]:

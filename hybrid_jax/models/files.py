@@ -29,6 +29,7 @@ ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a mo
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
+OWN_READOUT = "own_readout"  # as `with_cut` takes it
 EXIT_HEAD = "exit_head"  # true if there is a head on the cut
 
 
@@ -161,7 +162,10 @@ def stored_cut(folder: Path, config: ModelConfig, *, exit_head: bool = False) ->
         )
     try:
         numbers = {name: natural(values.get(name), name, least=1) for name in CUT_NUMBERS}
-        found = with_cut(config, numbers.pop("cut"), **numbers)
+        readout = values.get(OWN_READOUT)
+        if not isinstance(readout, bool):
+            raise ValueError(f"{OWN_READOUT} must be true or false, got {readout!r}")
+        found = with_cut(config, numbers.pop("cut"), **numbers, own_readout=readout)
         return dataclasses.replace(found, exit_head=exit_head)
     except ValueError as error:
         text = str(error).removeprefix("with_cut: ")

@@ -85,6 +85,7 @@ def train(
     cut: int,
     kv_group: int,
     state_group: int,
+    own_readout: bool,
     exit_head: bool,
     goal: Goal,
     resume: bool,
@@ -94,7 +95,8 @@ def train(
     """Does what `hybrid_jax.train.distill` says; the arguments are as there."""
     stored = load_config(model)
     base = replace(stored, dtype="float32")
-    config = with_cut(base, cut, kv_group=kv_group, state_group=state_group)
+    groups = {"kv_group": kv_group, "state_group": state_group}
+    config = with_cut(base, cut, **groups, own_readout=own_readout)
     if config.cut is None:
         raise ValueError(
             f"distill: cut must be below the number of layers, {len(base.layers)}, got {cut}"
@@ -137,7 +139,7 @@ def train(
     about = (training.corpus, training.options, at, training.sources)
     recovered = {"recovered": round(1 - lost[1] / lost[0], 4) if lost[0] else None}
     record = training_record(config, after, *about, results | recovered, command="distill")
-    record |= {"cut": cut, "kv_group": kv_group, "state_group": state_group}
+    record |= {"cut": cut} | groups | {"own_readout": own_readout}
     record |= {"exit_head": exit_head, "goal": goal._asdict()}
     save_cut(out_dir, config, kept, base=model, base_params=teacher)
     (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")

@@ -20,6 +20,7 @@ from hybrid_jax.models.files import (
     CUT_FILE,
     CUT_NUMBERS,
     EXIT_HEAD,
+    OWN_READOUT,
     CheckpointNotFound,
     stored_cut,
 )
@@ -106,7 +107,7 @@ def save_cut(
     save_file(stored | base_samples(base_params), partial)
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
-    names = (*CUT_NUMBERS, EXIT_HEAD)
+    names = (*CUT_NUMBERS, OWN_READOUT, EXIT_HEAD)
     values = {"base": link} | {name: getattr(config, name) for name in names}
     (folder / CUT_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 

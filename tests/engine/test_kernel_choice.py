@@ -65,6 +65,22 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
     assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
 
 
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("with_cut", "no kernels for layers that share a state, and this model has groups of 2"),
+        (
+            "with_own_readout",
+            "no kernels for layers behind a cut that also make a readout of their",
+        ),
+    ],
+)
+def test_forms_of_layers_behind_a_cut_without_kernels_are_named(name, reason):
+    with pytest.raises(NotImplementedError, match=reason):
+        engine_on("pallas", name)
+    assert choose_steps("auto", HOPPER, reason) == "xla"
+
+
 def test_unknown_kernels_are_refused():
     with pytest.raises(ValueError, match="kernels must be one of .* got 'triton'"):
         EngineConfig(kernels="triton")

@@ -115,9 +115,10 @@ class TestImplementation:
         @jax.jit
         def layer(h):
             projected = jnp.einsum("btd,dp->btp", h, params["in_proj"])
-            _, raw, dt = mamba2.project(params, h, spec)
+            made = mamba2.project(params, h, spec)
+            _, raw, dt, _ = made
             columns = jnp.concatenate([inputs["history"], raw], axis=1)
-            return projected, (mamba2.convolve(params, columns, spec), dt)
+            return projected, (mamba2.activate(mamba2.convolve(params, columns), made), dt)
 
         projected, want = layer(h)
         got = conv(

@@ -31,7 +31,7 @@ def base(tmp_path_factory):
 def stored(base, tmp_path):
     """A directory with a cut beside the base, its config, and its parameters."""
     config, plain = load_model(base)
-    config = with_cut(config, 4, state_group=3)
+    config = with_cut(config, 4, state_group=3, own_readout=True)
     params = cut_params(plain, config)
     rng = np.random.default_rng(0)
 
@@ -77,6 +77,8 @@ def test_the_bundled_model_needs_no_path(tmp_path):
         ({"base": 5}, ValueError, "base in .* must be the path of a directory or null, got 5"),
         ({"cut": 9}, ValueError, "at least 1 and below the number of layers, 8, got 9"),
         ({"cut": "4"}, ValueError, "cut must be a whole number of at least 1, got '4'"),
+        ({"own_readout": 1}, ValueError, "own_readout must be true or false, got 1"),
+        ({"own_readout": False}, ValueError, "must have shape"),
         ({"state_group": 2}, ValueError, "state_group must divide .* behind the cut, 3, got 2"),
         ({"state_group": 1}, ValueError, "has no tensor layers|must have shape"),
     ],

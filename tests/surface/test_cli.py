@@ -686,7 +686,8 @@ def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
         "hybrid_jax.train.distill", lambda *where, **given: calls.append((where, given)) or record
     )
     wanted = ("distill", "--cut", 4, "--state-group", 3, "--out", tmp_path, "--data", "texts")
-    code, out, err = run(*wanted, "--data", "more", "--loss", "lm", "--minutes", 2)
+    more = ("--data", "more", "--own-readout")
+    code, out, err = run(*wanted, *more, "--loss", "lm", "--minutes", 2)
     assert code == 0
     [(where, given)] = calls
     assert where == (tmp_path, None)
@@ -694,6 +695,7 @@ def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
         "cut": 4,
         "kv_group": 1,
         "state_group": 3,
+        "own_readout": True,
         "loss": "lm",
         "all_later": False,
         "exit_head": False,

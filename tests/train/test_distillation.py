@@ -189,6 +189,7 @@ def test_a_stored_tensor_that_no_later_layer_has_is_named(model, sources, tmp_pa
 def test_a_head_on_the_cut_is_trained_and_drafts(model, sources, tmp_path):
     settings = FEW | {"sources": sources, "cut": 2, "steps": 20}
     record = distill(tmp_path / "exit", model, exit_head=True, **settings)
+    assert record["own_readout"] is False
     before, after = (record["held_out"][name] for name in ("untrained", "trained"))
     assert after["exit_kl"] < before["exit_kl"] and 0 < after["exit_agreement"] <= 1
     plain = distill(tmp_path / "plain", model, **settings)

@@ -12,7 +12,7 @@ from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
 from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import MixerInput
-from hybrid_jax.layers.gated_delta import Convolved, Inputs, Records
+from hybrid_jax.layers.gated_delta import Inputs, Records
 from pallas_kernels.gated_delta import DeltaWindow, gated_delta_window_frames
 
 
@@ -27,13 +27,13 @@ class GatedDeltaRecurrence(ReplayRecurrence):
         inputs = gated_delta.project(params, h, spec)
         return inputs.vkq, inputs
 
-    def convolve(self, params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
-        return gated_delta.convolve(params, columns, spec)
+    def convolve(self, params: dict, columns: jax.Array, spec: GatedDelta) -> jax.Array:
+        return gated_delta.convolve(params, columns)
 
     def window(
-        self, params: dict, convolved: Convolved, rest: Inputs, past: Past, spec: GatedDelta
+        self, params: dict, convolved: jax.Array, rest: Inputs, past: Past, spec: GatedDelta
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
-        (v, k, q), rows = convolved, past.plan.rows
+        (v, k, q), rows = gated_delta.activate(convolved, rest, spec), past.plan.rows
         # The ring gets the new keys and decays first: what the tokens write follows from these.
         new = gated_delta.join_records(jnp.zeros_like(v), k, rest.dt)
         ring, _ = past.join(new._asdict())

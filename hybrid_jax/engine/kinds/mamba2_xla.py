@@ -22,24 +22,28 @@ class Mamba2Recurrence(ReplayRecurrence):
         """Decay rates float32[L, M]."""
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
-    def project(
-        self, params: dict, h: MixerInput, spec: Mamba2
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        z, raw, dt = mamba2.project(params, h, spec)
-        return raw, (z, dt)
+    def project(self, params: dict, h: MixerInput, spec: Mamba2) -> tuple[jax.Array, mamba2.Inputs]:
+        inputs = mamba2.project(params, h, spec)
+        return inputs.xBC, inputs
 
     def convolve(self, params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
-        return mamba2.convolve(params, columns, spec)
+        return mamba2.convolve(params, columns)
 
     def window(
-        self, params: dict, xBC: jax.Array, rest: tuple, past: Past, spec: Mamba2
+        self,
+        params: dict,
+        convolved: jax.Array,
+        rest: mamba2.Inputs,
+        past: Past,
+        spec: Mamba2,
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
-        (z, dt), plan, rows = rest, past.plan, past.plan.rows
+        plan, rows = past.plan, past.plan.rows
+        xBC = mamba2.activate(convolved, rest)
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x = xBC[..., : spec.inner_size]
-        ring, entries = past.join({"xB": xB, "dt": dt})
+        ring, entries = past.join({"xB": xB, "dt": rest.dt})
         out, arena = mamba2.window_frames(
-            *(params, z, jnp.where(plan.valid[..., None], C, 0), x),
+            *(params, rest.z, jnp.where(plan.valid[..., None], C, 0), x),
             *(past.arena, past.frames(), plan.exists),
             mamba2.Records(ring["xB"], ring["dt"]),
             mamba2.decay_rates(params),
@@ -54,13 +58,14 @@ class Mamba2Recurrence(ReplayRecurrence):
         self, params: dict, h: CutInput, past: Past, shared: jax.Array, spec: Mamba2
     ) -> tuple[jax.Array, jax.Array]:
         plan, rows = past.plan, past.plan.rows
-        C = jnp.where(plan.valid[..., None, None], mamba2.readout(h, spec), 0)
+        z, C = mamba2.gates_and_readout(params, h, spec)
+        C = jnp.where(plan.valid[..., None, None], C, 0)
         ring, starts = mamba2.Records(**past.records()), rows.base - rows.checkpoint
         # The records of the window's own tokens.
         places = (starts[:, None] + jnp.arange(C.shape[1]))[..., None]
         own = jnp.take_along_axis(ring.xB, places, axis=1, mode="clip")
         return mamba2.window_frames(
-            *(params, mamba2.gates(params, h, spec), C, own[..., : spec.inner_size]),
+            *(params, z, C, own[..., : spec.inner_size]),
             *(past.arena, past.frames(), plan.exists, ring, shared[past.place.layer]),
             *(starts, jnp.maximum(rows.end - rows.base, 0), spec, rows.ancestors),
         )
@@ -70,8 +75,9 @@ class Mamba2Recurrence(ReplayRecurrence):
     ) -> jax.Array:
         x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
         A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
-        stream = mamba2.Stream(x, B, dt, A, mamba2.readout(h, spec))
-        return mamba2.read(params, h, stream, _heads(scanned.state, spec), rows.length, spec)
+        z, C = mamba2.gates_and_readout(params, h, spec)
+        stream = mamba2.Stream(x, B, dt, A, C)
+        return mamba2.read(params, z, stream, _heads(scanned.state, spec), rows.length, spec)
 
     def scan(
         self,
