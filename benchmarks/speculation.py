@@ -437,7 +437,7 @@ def sure_drafts(subject: Subject) -> dict:
     parts = [both(tokens[start : start + 4]) for start in range(0, PROMPTS, 4)]
     share, agreement, right = (float(np.mean(part)) for part in zip(*parts, strict=True))
     print(
-        f"  the head's token is the model's {agreement:.3f} of the time; {right:.3f} where the head is surer than {SURE}, "
+        f"  the head's token is the model's {agreement:.3f} of the time; {right:.3f} where it is surer than {SURE}, "
         f"which is {share:.3f} of all",
         flush=True,
     )
