@@ -16,16 +16,15 @@ from hybrid_jax.engine.attend import page_layout
 from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.geometry import FP8, Geometry, StateGroup
+from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import steps_on
+from hybrid_jax.sizing.room import steps_on, why_no_kernels
 from pallas_kernels import jax_triton
 from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
-BEFORE_FP8 = ("8.0", "8.6", "8.7")  # which cannot convert such numbers
 LOG = logging.getLogger("hybrid_jax.kernels")
 # Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens or few.
 SETTINGS = (
@@ -77,7 +76,7 @@ def choose_kernels(
         RuntimeError: a trial left the device unusable, or found too little memory.
     """
     unsupported = why_unsupported(config, geometry, engine, device)
-    steps = choose_steps(engine.kernels, device, unsupported)
+    steps = choose_steps(config, engine, device, unsupported)
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
@@ -91,7 +90,9 @@ def choose_kernels(
     )
 
 
-def choose_steps(wanted: str, device: Device, unsupported: str | None = None) -> str:
+def choose_steps(
+    config: ModelConfig, engine: EngineConfig, device: Device, unsupported: str | None
+) -> str:
     """What `EngineConfig.kernels` means: "auto" is "pallas" if device and model allow it, else "xla".
 
     Args:
@@ -100,31 +101,18 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
     Raises:
         NotImplementedError: "pallas" is asked for, but these kernels cannot run the model.
     """
-    if wanted == "pallas" and unsupported is not None:
+    if engine.kernels == "pallas" and unsupported is not None:
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
-    if wanted == "auto" and unsupported is not None:
+    if engine.kernels == "auto" and unsupported is not None:
         return "xla"
-    return steps_on(device, wanted)
+    return steps_on(device, config, engine)
 
 
 def why_unsupported(
     config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: Device | None = None
 ) -> str | None:
     """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
-    reasons: list[str | None] = []
-    capability = None if device is None else device.capability
-    if geometry.kv_dtype == FP8 and capability is not None and capability in BEFORE_FP8:
-        reasons.append(
-            f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"
-        )
-    if config.state_group > 1:
-        reasons.append(
-            f"there are no kernels for layers that share a state, and this model has groups of {config.state_group}"
-        )
-    if config.own_readout:
-        reasons.append(
-            "there are no kernels for layers behind a cut that also make a readout of their own input"
-        )
+    reasons = [why_no_kernels(device, config, engine)]
     reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))

@@ -25,6 +25,7 @@ HOST_BYTES = 1 << 30
 # copies, and for XLA, which times variants of a product on copies of its operands: there is room for the largest.
 GPU_MEMORY_SHARE = 0.95
 TUNING_BYTES = 1 << 28  # beside the largest weight
+BEFORE_FP8 = ("8.0", "8.6", "8.7")  # compute capabilities that cannot convert such numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +93,27 @@ class Room:
         return f"use a smaller model or a {larger} with at least {needed}"
 
 
-def steps_on(device: Device, wanted: str) -> str:
-    """What steps are made of on a device: "xla" or "pallas". `wanted` is `EngineConfig.kernels`."""
-    if wanted != "auto":
-        return wanted
-    return "pallas" if device.runs_kernels else "xla"
+def steps_on(device: Device, model: ModelConfig, engine: EngineConfig) -> str:
+    """What steps are made of on a device: "xla" or "pallas".
+
+    Some models have sizes that the kernels cannot take. The engine finds these, and sizing does not.
+    """
+    if engine.kernels != "auto":
+        return engine.kernels
+    runs = device.runs_kernels and why_no_kernels(device, model, engine) is None
+    return "pallas" if runs else "xla"
+
+
+def why_no_kernels(device: Device | None, model: ModelConfig, engine: EngineConfig) -> str | None:
+    """What a model or its settings ask for that no kernel does, whatever their sizes; None if there is nothing."""
+    if model.state_group > 1:
+        return f"there are no kernels for layers that share a state, and this model has groups of {model.state_group}"
+    if model.own_readout:
+        return "there are no kernels for layers behind a cut that also make a readout of their own input"
+    capability = None if device is None else device.capability
+    if engine.kv_cache_dtype == "fp8" and capability in BEFORE_FP8:
+        return f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"
+    return None
 
 
 def scanned_by_triton(model: ModelConfig) -> bool:
@@ -130,7 +147,7 @@ def find_room(
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
     if kernels is None:
-        kernels = steps_on(device, engine.kernels) == "pallas"
+        kernels = steps_on(device, model, engine) == "pallas"
     temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
     limit = None
     if device.num_bytes is not None:
