@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
     own: jax.Array | None = None
 
 
-class Stream(NamedTuple):
+class SharedInputs(NamedTuple):
     """What reads of a state need besides C: the tokens' inputs, shared by all mixers of a group.
 
     x: [B, T, M, P]. B: [B, T, G, R]. dt: float32[B, T, M]. A: float32[M] decay rates. C: [B, T, G, R] of the mixer that
@@ -203,47 +203,52 @@ def whole(
 
 def write(
     params: dict, h: CutInput, positions: jax.Array, lengths: jax.Array, spec: Mamba2
-) -> Stream:
+) -> SharedInputs:
     """What the first mixer of a group writes of whole sequences; arguments as for `whole`."""
     _, conv = _nothing(h, spec)
     inputs = project(params, h, spec)
     xBC = activate(convolve(params, jnp.concatenate([conv, inputs.xBC], axis=1)), inputs)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
     x, B = split_records(xB, layout_of(spec))
-    return Stream(x, B, inputs.dt, decay_rates(params), C.reshape(B.shape))
+    return SharedInputs(x, B, inputs.dt, decay_rates(params), C.reshape(B.shape))
 
 
 def read_whole(
     params: dict,
     h: CutInput,
-    stream: Stream,
+    shared: SharedInputs,
     positions: jax.Array,
     lengths: jax.Array,
     spec: Mamba2,
 ) -> jax.Array:
-    """What a mixer reads of its group's stream: [B, T, D]; the other arguments as for `whole`."""
+    """What a mixer reads of what its group shares: [B, T, D]; the other arguments as for `whole`."""
     if spec.source == "cut":
-        z, C = gates_of(params, h, spec.inner_size, spec)[0], stream.C
+        z, C = gates_of(params, h, spec.inner_size, spec)[0], shared.C
     else:
         z, C = gates_and_readout(params, h, spec)
-    return read(params, z, stream._replace(C=C), _nothing(h, spec)[0], lengths, spec)
+    return read(params, z, shared._replace(C=C), _nothing(h, spec)[0], lengths, spec)
 
 
 def read(
-    params: dict, z: jax.Array, stream: Stream, state: jax.Array, lengths: jax.Array, spec: Mamba2
+    params: dict,
+    z: jax.Array,
+    shared: SharedInputs,
+    state: jax.Array,
+    lengths: jax.Array,
+    spec: Mamba2,
 ) -> jax.Array:
-    """What a mixer with gates z [B, T, M P] reads of a stream [B, T, D], which goes on from a state [B, M, P, R].
+    """What a mixer with gates z [B, T, M P] reads of what its group shares [B, T, D], from a state [B, M, P, R].
 
     Args:
-        stream: with the mixer's own C. lengths: int32[B] real tokens.
+        shared: with the mixer's own C. lengths: int32[B] real tokens.
     """
     y, _ = ssd_scan(
-        *(stream.x, stream.dt, stream.A, stream.B, stream.C),
+        *(shared.x, shared.dt, shared.A, shared.B, shared.C),
         initial_state=state,
         lengths=lengths,
         state_lengths=lengths,
     )
-    return output(params, y, stream.x, z, spec)
+    return output(params, y, shared.x, z, spec)
 
 
 def _nothing(h: MixerInput, spec: Mamba2) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from hybrid_jax.kinds.kind import OWN_READOUT, without_state
 from hybrid_jax.kinds.table import kind_of, model_weights
 
 # Parts of a mixer's projection, by name: [D + 1, columns], the last row being the biases or zeros.
-Parts = dict[str, jax.Array]
+PartWeights = dict[str, jax.Array]
 
 
 def cut_params(params: dict, config: ModelConfig) -> dict:
@@ -33,7 +33,7 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
         return params
     layers, written = list(params["layers"]), {}
     for group in config.groups_behind_cut:
-        written |= _written(params, config, group)
+        written |= _write_weights(params, config, group)
     for index in config.later:
         if specs := config.layers[index].mixers:
             mixers = [
@@ -53,7 +53,9 @@ def exit_params(params: dict, config: ModelConfig) -> dict:
     return {"norm": params["norm"], "head": head * config.logits_multiplier}
 
 
-def _written(params: dict, config: ModelConfig, group: tuple[Place, ...]) -> dict[Place, jax.Array]:
+def _write_weights(
+    params: dict, config: ModelConfig, group: tuple[Place, ...]
+) -> dict[Place, jax.Array]:
     """What the cut's output is multiplied with for each mixer of a group, [D + 1, columns]."""
     weights = [params["layers"][index]["mixers"][number] for index, number in group]
     specs = [config.layers[index].mixers[number] for index, number in group]
@@ -81,7 +83,7 @@ def projection_names(mixer: Mixer) -> tuple[str, str]:
     return ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
 
 
-def _parts(weights: dict, mixer: Mixer) -> Parts:
+def _parts(weights: dict, mixer: Mixer) -> PartWeights:
     """The parts of the projection of a mixer without a cut."""
     matrix, bias = (weights.get(name) for name in projection_names(mixer))
     bias = jnp.zeros(matrix.shape[1], matrix.dtype) if bias is None else bias
@@ -92,7 +94,7 @@ def _parts(weights: dict, mixer: Mixer) -> Parts:
     return found
 
 
-def _folded(parts: Parts, gain: jax.Array) -> Parts:
+def _folded(parts: PartWeights, gain: jax.Array) -> PartWeights:
     """The parts for an input that is not multiplied with the gain of the norm."""
     gain = jnp.append(gain, 1).astype(gain.dtype)[:, None]
     return {name: gain * part for name, part in parts.items()}

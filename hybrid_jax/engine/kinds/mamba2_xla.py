@@ -76,8 +76,8 @@ class Mamba2Recurrence(ReplayRecurrence):
         x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
         A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
         z, C = mamba2.gates_and_readout(params, h, spec)
-        stream = mamba2.Stream(x, B, dt, A, C)
-        return mamba2.read(params, z, stream, _heads(scanned.state, spec), rows.length, spec)
+        shared = mamba2.SharedInputs(x, B, dt, A, C)
+        return mamba2.read(params, z, shared, _heads(scanned.state, spec), rows.length, spec)
 
     def scan(
         self,
