@@ -27,9 +27,9 @@ from hybrid_jax.models.files import (
     STORED_CONFIG_FILE,
     CheckpointNotFound,
     base_of,
+    here_or_packed,
     how_to_get,
     known_names,
-    model_path,
     similar,
     stored_cut,
 )
@@ -68,7 +68,7 @@ def read_config(path: str | Path) -> ModelConfig:
         FileNotFoundError: nothing is there.
         ValueError, NotImplementedError: the config is malformed or not supported.
     """
-    given = model_path(path, "inspect")
+    given = here_or_packed(path, "inspect")
     if (given / CUT_FILE).is_file():
         return stored_cut(given, read_config(base_of(given)))
     files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]

@@ -60,7 +60,9 @@ app = typer.Typer(
 
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="Model directory, or tiny_gated_delta; the bundled small model by default."),
+    typer.Option(
+        help="Model directory, or tiny_gated_delta or tiny_cut; the bundled small model by default."
+    ),
 ]
 MemoryOption = Annotated[
     str | None,

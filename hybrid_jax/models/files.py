@@ -23,7 +23,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = PACKAGE / "bundled"  # the model where none is named
 # Models that are known by name: a link to configs/models; installed packages have a copy.
 KNOWN_MODELS = PACKAGE / "known_models"
-PACKED = {"tiny_gated_delta": PACKAGE / "bundled_gated_delta"}  # those that come with weights
+PACKED = {  # those that come with weights
+    "tiny_gated_delta": PACKAGE / "bundled_gated_delta",
+    "tiny_cut": PACKAGE / "bundled_cut",  # the bundled model with a cut
+}
 CONFIG_FILE = "config.json"
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
@@ -47,12 +50,16 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
         raise CheckpointNotFound(f"{where}: {path}: {error}") from error
 
 
+def here_or_packed(path: str | Path, where: str = "load_model") -> Path:
+    """As `model_path`; the directory in the package if nothing of that name is here."""
+    given = model_path(path, where)
+    return given if given.exists() else PACKED.get(str(path), given)
+
+
 def model_folder(path: str | Path) -> Path:
     """The directory that `path` names; raises CheckpointNotFound when there is none."""
-    folder = model_path(path)
+    folder = here_or_packed(path)
     if not folder.is_dir():
-        if str(path) in PACKED:
-            return PACKED[str(path)]
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         if str(path) in known_names():
             what = "is known by its sizes alone, without weights"

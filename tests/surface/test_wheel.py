@@ -41,8 +41,8 @@ def run(installed):
     return command
 
 
-def test_both_small_models_are_in_it(installed, root):
-    for name in ("bundled", "bundled_gated_delta"):
+def test_the_small_models_are_in_it(installed, root):
+    for name in ("bundled", "bundled_cut", "bundled_gated_delta"):
         packed, source = (folder / "hybrid_jax" / name for folder in (installed, root))
         assert sorted(x.name for x in packed.iterdir()) == sorted(x.name for x in source.iterdir())
 
