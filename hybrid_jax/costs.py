@@ -181,9 +181,17 @@ def model_costs(model: ModelConfig, geometry: Geometry, *, whole: bool = False) 
             one; its last token's further way is not counted.
     """
     taken = frame_costs(geometry)
-    sizes = {"kv_bytes": taken.kv_bytes, "checkpoint_bytes": taken.checkpoint_bytes}
-    blocks = model.blocks if whole else model.prompt_blocks
-    found = block_costs([(1, *block) for block in blocks], **sizes)
+    return token_costs(
+        model, whole=whole, kv_bytes=taken.kv_bytes, checkpoint_bytes=taken.checkpoint_bytes
+    )
+
+
+def token_costs(
+    model: ModelConfig, *, whole: bool, kv_bytes: int = 0, checkpoint_bytes: int = 0
+) -> Costs:
+    """Costs of a model's tokens, with the given bytes of what the cache takes; `whole` as for `model_costs`."""
+    blocks = [(1, *block) for block in (model.blocks if whole else model.prompt_blocks)]
+    found = block_costs(blocks, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
     beside = _entry_flops(model) + written_flops(model, whole=whole)
     return replace(found, flops_per_token=found.flops_per_token + beside)
 
@@ -340,10 +348,7 @@ def prefill_flops(
     Args:
         whole: as in `model_costs`.
     """
-    blocks = [(1, *block) for block in (model.blocks if whole else model.prompt_blocks)]
-    costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
-    beside = _entry_flops(model) + written_flops(model, whole=whole)
-    return int(costs.flops(start + num_tokens, start)) + num_tokens * beside
+    return int(token_costs(model, whole=whole).flops(start + num_tokens, start))
 
 
 def _windowed(position: int, window: int) -> int:

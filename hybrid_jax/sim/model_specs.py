@@ -5,13 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.config import ModelConfig, source_of, with_cut
 from hybrid_jax.config.checks import natural
-from hybrid_jax.costs import Block, Costs, block_costs, state_elements, written_flops
+from hybrid_jax.costs import Block, Costs, block_costs, state_elements, token_costs
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
 from hybrid_jax.models.known import find, known, load_known
@@ -102,14 +102,11 @@ def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
         return ModelSpec(name=name, about=about, costs=costs, blocks=blocks)
     both = []
     for whole in (False, True):
-        through = config.blocks if whole else config.prompt_blocks
         sizes = {"kv_bytes": costs.kv_bytes, "checkpoint_bytes": costs.checkpoint_bytes}
         if whole:  # each layer reads, also what its group shares
             every = _costs(blocks, config.width)
             sizes = {"kv_bytes": every.kv_bytes, "checkpoint_bytes": every.checkpoint_bytes}
-        found = block_costs([(1, *block) for block in through], **sizes)
-        beside = written_flops(config, whole=whole)
-        both.append(replace(found, flops_per_token=found.flops_per_token + beside))
+        both.append(token_costs(config, whole=whole, **sizes))
     about = f"{about} With a cut behind layer {config.cut}."
     return ModelSpec(name=name, about=about, costs=both[0], decode=both[1])
 
