@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -35,8 +35,33 @@ class Stack(NamedTuple):
         return mixed
 
 
+class Drafting(Protocol):
+    """Layers that draft what follows a token."""
+
+    def through(
+        self,
+        tokens: jax.Array,
+        before: jax.Array | None,
+        valid: jax.Array,
+        mix: Mix,
+        kernels: str,
+    ) -> jax.Array:
+        """Takes tokens through the layers.
+
+        Args:
+            tokens: int32[B, T]. valid: as for `decoder.walk`; `mix` numbers all layers.
+            before: if it takes hidden states, [B, T, D] that before each token, after the last norm.
+
+        Returns:
+            [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
+        """
+
+    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+        """Logits float32[..., V] of drafts, from what `through` returns."""
+
+
 class DraftStack(NamedTuple):
-    """Layers that draft what follows a token: those of a head for multi-token prediction, or of a second model.
+    """Those of a head for multi-token prediction, or of a second model; see `Drafting`.
 
     Attributes:
         layers: what it runs.
@@ -57,15 +82,6 @@ class DraftStack(NamedTuple):
         mix: Mix,
         kernels: str,
     ) -> jax.Array:
-        """Takes tokens through the layers.
-
-        Args:
-            tokens: int32[B, T]. valid: as for `decoder.walk`; `mix` numbers all layers.
-            before: if it takes hidden states, [B, T, D] that before each token, after the last norm.
-
-        Returns:
-            [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
-        """
         params, config, mix = self.params, self.config, self.layers.numbered(mix)
         if not self.takes_hidden:
             return decoder.walk(params, tokens, valid, config, mix, kernels)
@@ -73,13 +89,14 @@ class DraftStack(NamedTuple):
         return mtp.head(params, tokens, before, valid, config, mix, kernels)
 
     def logits(self, out: jax.Array, kernels: str) -> jax.Array:
-        """Logits float32[..., V] of drafts, from what `through` returns."""
         of = decoder.head_logits if self.takes_hidden else decoder.logits
         return of(self.params, out, self.config, kernels)
 
 
 class ExitStack(NamedTuple):
     """The layers before a cut, with a head of their own on its output (early exit: SwiftKV, arXiv 2410.03960, app. E).
+
+    What `through` returns is their output at the cut, [B, T, D].
 
     Attributes:
         params, config: of the whole model.
@@ -96,7 +113,6 @@ class ExitStack(NamedTuple):
         mix: Mix,
         kernels: str,
     ) -> jax.Array:
-        """Takes tokens int32[B, T] through the layers: [B, T, D] at the cut. The other arguments as of `DraftStack`."""
         params, config = self.params, self.config
         assert config.cut is not None, "the model has a cut"
         stream = decoder.enter(params, tokens, valid, config)
@@ -104,7 +120,6 @@ class ExitStack(NamedTuple):
         return decoder.leave(params, stream, valid, config)
 
     def logits(self, out: jax.Array, kernels: str) -> jax.Array:
-        """Logits float32[..., V] of drafts, from what `through` returns."""
         return decoder.exit_logits(self.params, out, self.config, kernels)
 
 

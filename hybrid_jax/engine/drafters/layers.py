@@ -13,7 +13,7 @@ from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_s
 from hybrid_jax.engine.token_groups import largest
 from hybrid_jax.engine.walk import WindowWalk
 from hybrid_jax.geometry import StatePlace
-from hybrid_jax.models.stacks import DraftStack, ExitStack, drafting_stack
+from hybrid_jax.models.stacks import Drafting, ExitStack, drafting_stack
 from hybrid_jax.state import Model, State
 
 
@@ -37,7 +37,7 @@ class Layers:
         tokens, sure, state = along(layers, state, rows, model)
         return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens), sure), state
 
-    def stack(self, params: dict, model: Model) -> DraftStack | ExitStack:
+    def stack(self, params: dict, model: Model) -> Drafting:
         """The layers that draft."""
         layers = drafting_stack(params, model.config)
         assert layers is not None, "there are layers that draft"
@@ -49,7 +49,7 @@ class Layers:
         return _recurrent_places(model, range(first, len(model.config.all_layers)))
 
     def _chain(
-        self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
+        self, layers: Drafting, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, jax.Array | None, State]:
         """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
         num_rows, count = len(rows.alive), self.config.num_tokens
@@ -99,7 +99,7 @@ class Layers:
 
     def _feed(
         self,
-        layers: DraftStack | ExitStack,
+        layers: Drafting,
         state: State,
         rows: DraftRows,
         token: jax.Array,
@@ -131,7 +131,7 @@ class Layers:
         return rings.slice_tokens(out, jnp.clip(position - base, 0, width - 1), 1)[:, 0], state
 
     def _tree(
-        self, layers: DraftStack | ExitStack, state: State, rows: DraftRows, model: Model
+        self, layers: Drafting, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, None, State]:
         """Feeds the whole window once for each level, and so fills in the next one."""
         config, num_rows = self.config, len(rows.alive)
@@ -184,7 +184,7 @@ class Exit(Layers):
 
 
 def _window(
-    layers: DraftStack | ExitStack,
+    layers: Drafting,
     state: State,
     window: WindowRows,
     before: jax.Array | None,
