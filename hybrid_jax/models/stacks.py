@@ -82,6 +82,7 @@ class DraftStack(NamedTuple):
         mix: Mix,
         kernels: str,
     ) -> jax.Array:
+        """As in `Drafting`."""
         params, config, mix = self.params, self.config, self.layers.numbered(mix)
         if not self.takes_hidden:
             return decoder.walk(params, tokens, valid, config, mix, kernels)
@@ -89,6 +90,7 @@ class DraftStack(NamedTuple):
         return mtp.head(params, tokens, before, valid, config, mix, kernels)
 
     def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+        """As in `Drafting`."""
         of = decoder.head_logits if self.takes_hidden else decoder.logits
         return of(self.params, out, self.config, kernels)
 
@@ -113,6 +115,7 @@ class ExitStack(NamedTuple):
         mix: Mix,
         kernels: str,
     ) -> jax.Array:
+        """As in `Drafting`."""
         params, config = self.params, self.config
         assert config.cut is not None, "the model has a cut"
         stream = decoder.enter(params, tokens, valid, config)
@@ -120,6 +123,7 @@ class ExitStack(NamedTuple):
         return decoder.leave(params, stream, valid, config)
 
     def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+        """As in `Drafting`."""
         return decoder.exit_logits(self.params, out, self.config, kernels)
 
 
