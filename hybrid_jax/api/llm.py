@@ -80,9 +80,10 @@ class LLM:
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
         speculation: drafts the next tokens, so that one pass over the weights can bring several. The output does not
-            change. "ngram" and "suffix" look for repetitions in prompt and output, "mtp" uses the model's own head for
-            multi-token prediction, "exit" a head on its cut, and "draft:DIRECTORY" a second, smaller model. "off" for
-            plain decoding, or a `SpeculationConfig` with more settings.
+            change, unless `SpeculationConfig.unjudged_above` is set. "ngram" and "suffix" look for repetitions in
+            prompt and output, "mtp" uses the model's own head for multi-token prediction, "exit" a head on its cut, and
+            "draft:DIRECTORY" a second, smaller model. "off" for plain decoding, or a `SpeculationConfig` with more
+            settings.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).

@@ -39,10 +39,11 @@ def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> 
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
     lines = {
-        "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
+        "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
         "weights": f"{format_size(weight_bytes)} {config.dtype}",
-        "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
+        "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames"
+        + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
         "rings": f"{format_size(sizes.ring_bytes)} for {config.max_rows} rows",
         "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
@@ -56,6 +57,18 @@ def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> 
         "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
+
+def _cut(model: ModelConfig) -> str:
+    """How many layers prompts go through, if not all, and what layers behind the cut share."""
+    if model.cut is None:
+        return ""
+    said = f"; prompts go through {model.cut}"
+    if model.kv_group > 1:
+        said += f", keys and values in groups of {model.kv_group} layers"
+    if model.state_group > 1:
+        said += f", states in groups of {model.state_group} layers"
+    return said
 
 
 def _device(device: Device, sizes: MemorySplit, weight_bytes: int) -> str:

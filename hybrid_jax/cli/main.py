@@ -448,6 +448,8 @@ def inspect(
     config = read_config(model if model is not None else BUNDLED)
     check_groups(cut, kv_group, state_group)
     if cut is not None:
+        if cut == len(config.layers):  # for which `with_cut` gives the model itself
+            raise ValueError(f"--cut must be below the number of layers, {cut}, got {cut}")
         config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
     if device is not None:
         where = card(device)

@@ -42,8 +42,8 @@ class SpeculationConfig:
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
         unjudged_above: with "exit", a draft that the head finds more likely than this is kept, whatever the whole model
             would say (SwiftKV, arXiv 2410.03960, appendix E, has 0.95). THIS CHANGES THE OUTPUT, as if a smaller model
-            wrote some of the tokens, and depends on which tokens happen to be drafted. None, the default, changes
-            nothing.
+            wrote some of the tokens. The output then depends on which tokens happen to be drafted, so also on batch and
+            cache. Requests with biases, penalties or allowed tokens are judged. None, the default, changes nothing.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
     Example:

@@ -125,8 +125,8 @@ def choose(
         num_logprobs: how many of the most likely tokens to report; 0 for no log-probabilities.
         adjust: None if no row asks for it. ring_rows: int32[B] where each row stands in it.
         sampler: as in `sample`.
-        kept: tokens int32[B], and bool[B] for which rows they are taken in place of what would be drawn, if the row's
-            adjusted logits allow them.
+        kept: tokens int32[B], and bool[B] for which rows they are taken in place of what would be drawn. Rows whose
+            logits are adjusted draw.
 
     Returns:
         What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample; adjust.
@@ -136,8 +136,9 @@ def choose(
     tokens = sample(other, rows, positions, sampler)
     if kept is not None:
         given, which = kept
-        allowed = jnp.take_along_axis(other, given[:, None], axis=1)[:, 0] > -jnp.inf
-        tokens = jnp.where(which & allowed, given, tokens)
+        if adjust is not None:
+            which &= layout.get(batch, "adjusted") == 0
+        tokens = jnp.where(which, given, tokens)
     fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:

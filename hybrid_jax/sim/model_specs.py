@@ -59,6 +59,10 @@ def load_spec(
     if not path.is_file() and (own := find(name)) is not None:
         config = load_known(own)
         if cut is not None:
+            if cut == len(config.layers):
+                raise ValueError(
+                    f"model spec: cut must be below the number of layers, {cut}, got {cut}"
+                )
             config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
         return _of_config(config, own, known()[own]["_source"])
     if cut is not None:

@@ -78,9 +78,15 @@ def cut_table(
     configs, refused = {}, {}
     for cut in range(1, len(base.layers)) if cuts is None else cuts:
         try:
+            if cut == len(base.layers):  # for which `with_cut` gives the model itself
+                raise ValueError(
+                    f"cut_table: cut must be below the number of layers, {cut}, got {cut}"
+                )
             configs[cut] = with_cut(base, cut, **groups)
         except ValueError as error:
             refused[cut] = error
+    if cuts is not None and not cuts:
+        raise ValueError("cut_table: cuts must have a number at least, got none")
     if not configs or (cuts is not None and refused):
         raise next(iter(refused.values()))
     suffixes, tokenizer = reading(model, sources)

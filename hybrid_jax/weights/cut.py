@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.cut import cut_params, exit_params, projection_names
@@ -104,7 +104,7 @@ def save_cut(
             shutil.copyfile(base / name, folder / name)
     partial = folder / f"{WEIGHTS_FILE}.partial"
     stored = {name: np.asarray(leaf) for name, leaf in tensors.items()}
-    save_file(stored | base_samples(base_params), partial)
+    partial.write_bytes(save(stored | base_samples(base_params)))  # by the user's umask
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
     names = (*CUT_NUMBERS, OWN_READOUT, EXIT_HEAD)

@@ -173,6 +173,7 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
         ("lfm2", {"cut": 1}, "layer 2 is ShortConv, which has no form behind a cut"),
         ("shared", {"cut": 2}, "layer 2 shares the weights of layer 0"),
         ("llama", {"cut": 1, "kv_group": 2}, "kv_group must divide .* behind the cut, 1, got 2"),
+        ("llama", {"cut": 1, "state_group": 2}, "state_group must divide .*, 0, got 2"),
         ("llama", {"cut": 1, "kv_group": 0}, "kv_group must divide .* behind the cut, 1, got 0"),
         ("with_cut", {"cut": 1}, "has a cut behind layer 2 already"),
         ("llama", {"cut": 1, "own_readout": True}, "for recurrent layers, .* none behind cut 1"),

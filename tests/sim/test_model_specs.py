@@ -181,6 +181,8 @@ def test_a_cut_needs_layers_one_by_one():
         load_spec("paper_7b", cut=4)
     with pytest.raises(ValueError, match="cut must be at least 1 and below .*, 32, got 40"):
         load_spec("llama_3_1_8b", cut=40)
+    with pytest.raises(ValueError, match="cut must be below the number of layers, 32, got 32"):
+        load_spec("llama_3_1_8b", cut=32)
 
 
 def test_every_named_model_says_what_it_is():

@@ -11,11 +11,14 @@ import jax
 import numpy as np
 import pytest
 
+from hybrid_jax.config import with_cut
 from hybrid_jax.models import config_from_hf, files
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, PACKED, model_folder
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.train.data import END, Document, is_held_out
+from hybrid_jax.train.data import END, Document, is_held_out, segments
+from hybrid_jax.train.distances import measure
+from hybrid_jax.train.distillation import RECORD_FILE
 from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.loop import tiny_fields
 from hybrid_jax.weights import load_model
@@ -64,6 +67,33 @@ def test_a_packed_model_is_loaded_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_gated_delta").mkdir()
     assert model_folder("tiny_gated_delta") == Path("tiny_gated_delta")
+
+
+def test_the_one_with_a_cut_holds_what_differs_from_the_bundled_one():
+    folder = PACKED["tiny_cut"]
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 6e6
+    assert files.base_of(folder) == BUNDLED
+    config, params = load_model("tiny_cut", exit_head=True)
+    base, plain = load_model(BUNDLED)
+    assert config == replace(with_cut(base, 4), exit_head=True)
+    for index in range(4):
+        jax.tree.map(np.testing.assert_array_equal, params["layers"][index], plain["layers"][index])
+
+
+def test_the_one_with_a_cut_is_as_near_to_the_bundled_one_as_its_record_says():
+    """On modules of this Python that no training has seen."""
+    record = json.loads((PACKED["tiny_cut"] / RECORD_FILE).read_text())
+    assert set(HELD_OUT) <= set(record["corpus"]["held_out_names"])
+    config, params = load_model("tiny_cut", dtype="float32", exit_head=True)
+    base, plain = load_model(BUNDLED, dtype="float32")
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = [Document(name, (library / name).read_bytes()[:2048]) for name in HELD_OUT]
+    found = measure({}, params, plain, config, base, segments(texts, 512, None))
+    before, after = (record["held_out"][name] for name in ("untrained", "trained"))
+    for name in ("kl", "exit_kl"):
+        assert found[name] < (before[name] + after[name]) / 2
+    for name in ("agreement", "exit_agreement"):
+        assert found[name] > after[name] - 0.05
 
 
 def test_the_record_names_the_held_out_files_and_a_good_result(record):

@@ -256,6 +256,15 @@ def test_the_table_has_what_each_cut_costs_and_saves(model, fields, sources):
     assert found["tokens"] == 3 * 64 and found["layers"] == 4 and not found["refused"]
 
 
+@pytest.mark.parametrize(
+    "cuts, message",
+    [([4], "cut must be below the number of layers, 4, got 4"), ([], "cuts must have a number")],
+)
+def test_a_table_of_no_cuts_is_refused(model, sources, cuts, message):
+    with pytest.raises(ValueError, match=message):
+        cut_table(model, cuts=cuts, sources=sources, rows=3, context=64)
+
+
 def test_sim_score_is_the_mean_similarity_to_the_inputs_of_later_layers(fields):
     """Equation 1 of arXiv 2410.03960, by residual streams that are made layer by layer."""
     base = config_of(fields)

@@ -200,7 +200,7 @@ def judge(
 ) -> Judged:
     """Draws the token behind each token of a window, one after the other, as long as it is what was drafted.
 
-    A draft that is kept unjudged counts as drawn, if the row may have this token at all.
+    A draft that is kept unjudged counts as drawn. Rows whose logits are adjusted have all of theirs judged.
 
     Args:
         logits: float32[T, B, V] behind each token.
