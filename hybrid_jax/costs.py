@@ -27,6 +27,7 @@ from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, writt
 # FLOPs that a device does while it reads a byte: two cores, as measured; and a Hopper card in bfloat16, if products of
 # few rows reach two fifths of its peak, 400 TFLOP/s beside 4.3 TB/s.
 CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 16.0, 93.0
+SAVED_AT = 4096  # tokens of the prompt by whose FLOPs it is said what a cut saves
 # What a step reads and writes of a row's state and ring, in states: the checkpoint once, half a ring on average, and a
 # fold now and then.
 STATE_READS = 1.3

@@ -126,7 +126,7 @@ def _speculation(wanted: Any) -> SpeculationConfig:
     if method not in METHODS or (method == "draft") != bool(model):
         names = ", ".join((OFF, *METHODS)).replace("draft", "draft:DIRECTORY")
         raise ValueError(
-            f"LLM: speculation must be one of {names}, or SpeculationConfig(method=...), got {wanted!r}"
+            f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
         )
     return SpeculationConfig(method=method, model=model or None)
 

@@ -79,8 +79,24 @@ def distill(
     """
     groups: dict[str, Any] = {"kv_group": kv_group, "state_group": state_group}
     if table:
-        if out_dir is not None:
-            raise ValueError("distill: --table trains nothing, so it takes no --out")
+        changed = {
+            "--out": out_dir is not None,
+            "--own-readout": own_readout,
+            "--steps": steps != train.DISTILL.steps,
+            "--minutes": minutes != train.DISTILL.minutes,
+            "--seed": seed != train.DISTILL.seed,
+            "--no-resume": not resume,
+            "--batch": batch != train.DISTILL.batch,
+            "--context": context != train.DISTILL.context,
+            "--learning-rate": learning_rate != train.DISTILL.learning_rate,
+            "--loss": loss != "kl",
+            "--all-later": all_later,
+            "--exit-head": exit_head,
+        }
+        if given := [name for name, is_given in changed.items() if is_given]:
+            raise ValueError(
+                f"distill: --table trains nothing, so it takes no {' and no '.join(given)}"
+            )
         cuts = None if cut is None else [cut]
         found = train.cut_table(model, cuts=cuts, sources=source, **groups)
         write_json(found) if as_json else _write_table(found)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, regrouped
-from hybrid_jax.costs import prefill_flops, weight_count
+from hybrid_jax.costs import SAVED_AT, prefill_flops, weight_count
 from hybrid_jax.geometry import (
     Geometry,
     checkpoint_bytes,
@@ -102,6 +102,7 @@ def inspect_model(
             kv_dtype: of keys and values in pages.
             layers: how many blocks there are of each kind. num_layers: of layers.
             flops_per_token: of prefill at the start of a sequence, without logits.
+            cut_saves: the share of a prompt's FLOPs that a cut saves, at 4,096 tokens; 0 without one.
             kv_bytes_per_token: with the scales of FP8; 0 without attention.
             cut: layers that the tokens of a prompt go through; None for all.
             kv_group, state_group: how many layers behind the cut share keys and values, or a state.
@@ -167,6 +168,8 @@ def inspect_model(
         "parameters": weight_count(config),
         "weight_bytes": room.weight_bytes,
         "flops_per_token": prefill_flops(config, 1),
+        "cut_saves": 1
+        - prefill_flops(config, SAVED_AT) / prefill_flops(config, SAVED_AT, whole=True),
         "kv_bytes_per_token": per_token,
         "checkpoint_bytes": checkpoint,
         "checkpoint_tokens": checkpoint / per_token if checkpoint and per_token else None,
@@ -296,7 +299,8 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
         "KV": f"{format_size(found['kv_bytes_per_token'])} a token, {found['kv_dtype']}",
         "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {counted(found['frames_per_checkpoint'], 'frame')} "
         f"({found['checkpoint_padding']:.1%} padding)",
-        "cut": f"behind layer {found['cut']} of {found['num_layers']}",
+        "cut": f"behind layer {found['cut']} of {found['num_layers']}; saves {found['cut_saves']:.0%} of the FLOPs of "
+        f"a prompt of {SAVED_AT:,} tokens",
         "KV by kv_group": _by_group(found["groups"].get("kv_group", {})),
         "checkpoint by state_group": _by_group(found["groups"].get("state_group", {})),
         "page": f"{found['page_tokens']} tokens in {counted(found['frames_per_page'], 'frame')} "

@@ -93,7 +93,11 @@ def simulate(
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
-    told: dict[str, Any] = {"model_spec": spec.name, "bounds": bounds}
+    groups = {"kv group": kv_group, "state group": state_group}
+    parts = [] if cut is None else [f"cut {cut}"]
+    parts += [f"{kind} {size}" for kind, size in groups.items() if size > 1]
+    name = ", ".join([spec.name, *parts])
+    told: dict[str, Any] = {"model_spec": name, "bounds": bounds}
     result: InFlightResult | Result
     if clock == "arrivals":
         result = simulate_in_flight(

@@ -28,6 +28,7 @@ PACKED = {  # those that come with weights
     "tiny_cut": PACKAGE / "bundled_cut",  # the bundled model with a cut
 }
 CONFIG_FILE = "config.json"
+TRAINING = "training_state"  # in a directory whose model is being trained, or was
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`

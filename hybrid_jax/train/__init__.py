@@ -222,6 +222,8 @@ def distill(
     from hybrid_jax.models.files import model_or_bundled
     from hybrid_jax.train.distillation import Goal, train
 
+    for name, value in (("cut", cut), ("kv_group", kv_group), ("state_group", state_group)):
+        _check_whole("distill", name, value)
     if loss not in ("kl", "lm"):
         raise ValueError(f"distill: loss must be 'kl' or 'lm', got {loss!r}")
     options = TrainOptions(
@@ -277,9 +279,11 @@ def cut_table(
     from hybrid_jax.models.files import model_or_bundled
     from hybrid_jax.train.cuts import cut_table as made
 
-    for name, value in (("rows", rows), ("context", context)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"cut_table: {name} must be a positive whole number, got {value!r}")
+    if cuts is not None and not isinstance(cuts, Sequence):
+        raise ValueError(f"cut_table: cuts must be a list of numbers or None, got {cuts!r}")
+    numbers = {"rows": rows, "context": context, "kv_group": kv_group, "state_group": state_group}
+    for name, value in [*numbers.items(), *(("cuts", cut) for cut in cuts or ())]:
+        _check_whole("cut_table", name, value, least=None if name == "cuts" else 1)
     return made(
         model_or_bundled(model),
         cuts=cuts,
@@ -289,3 +293,10 @@ def cut_table(
         rows=rows,
         context=context,
     )
+
+
+def _check_whole(where: str, name: str, value: object, *, least: int | None = None) -> None:
+    """ValueError for what is no whole number, or less than `least`."""
+    if type(value) is not int or (least is not None and value < least):
+        what = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{where}: {name} must be a whole number{what}, got {value!r}")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import ModelConfig, with_cut
-from hybrid_jax.costs import prefill_flops
+from hybrid_jax.costs import SAVED_AT, prefill_flops
 from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.train.data import read_corpus, reading, segments, sources_of, tokenized
@@ -21,7 +21,6 @@ from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.cut import own_tensors
 
 AT_A_TIME = 2  # rows
-SAVED_AT = 4096  # tokens of the prompt whose FLOPs are compared
 
 
 @functools.partial(jax.jit, static_argnames="config")

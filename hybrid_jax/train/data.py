@@ -94,19 +94,28 @@ def sources_of(given: str | Path | Sequence[str | Path] | None) -> tuple[Path, .
 
 def is_held_out(name: str, share: float = HELD_OUT_SHARE) -> bool:
     """Decided by the path alone, so the same module is held out on every machine and version."""
-    value = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-    return value < share * 2**64
+    return _place(name) < share
+
+
+def _place(name: str) -> float:
+    """From 0 to 1, by the path alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 
 def read_corpus(sources: Sequence[str | Path], suffixes: Sequence[str] = PYTHON) -> Corpus:
     """Reads all files below `sources` whose names end so, that are UTF-8 and not empty.
+
+    If there are so few files that none would be held out (`is_held_out`), one is.
 
     Raises:
         ValueError: a source is not a directory, or nothing is left for training or for the held-out set.
     """
     for source in sources:
         if not Path(source).is_dir():
-            raise ValueError(f"read_corpus: a source must be a directory, got {str(source)!r}")
+            what = "a file" if Path(source).exists() else "nothing"
+            raise ValueError(
+                f"read_corpus: a source must be a directory, got {str(source)!r}, where {what} is"
+            )
     found: dict[str, Document] = {}
     duplicates = 0
     for source in sources:
@@ -114,15 +123,18 @@ def read_corpus(sources: Sequence[str | Path], suffixes: Sequence[str] = PYTHON)
             duplicates += document.name in found
             found.setdefault(document.name, document)
     ordered = [found[name] for name in sorted(found)]
-    held_out, seen, repeated = _unique([d for d in ordered if is_held_out(d.name)], set())
-    train, _, again = _unique([d for d in ordered if not is_held_out(d.name)], seen)
+    kept = {d.name for d in ordered if is_held_out(d.name)}
+    if not kept and len(ordered) > 1:
+        kept = {min((d.name for d in ordered), key=_place)}
+    held_out, seen, repeated = _unique([d for d in ordered if d.name in kept], set())
+    train, _, again = _unique([d for d in ordered if d.name not in kept], seen)
     known = {line for document in held_out for line in _long_lines(document)}
     copies = tuple(d.name for d in train if _is_copy(d, known))
     train = [d for d in train if d.name not in set(copies)]
     if not train or not held_out:
         raise ValueError(
             f"read_corpus: needs training and held-out files, got {len(train)} and {len(held_out)} "
-            f"from {len(found)} files ({', '.join(suffixes)}); give larger sources"
+            f"from {len(found)} files ({', '.join(suffixes)}); give sources with more files"
         )
     return Corpus(tuple(train), tuple(held_out), copies, duplicates + repeated + again)
 

@@ -138,9 +138,12 @@ def train(
     lost = [found["nats"] - found["teacher_nats"] for found in results.values()]
     about = (training.corpus, training.options, at, training.sources)
     recovered = {"recovered": round(1 - lost[1] / lost[0], 4) if lost[0] else None}
-    record = training_record(config, after, *about, results | recovered, command="distill")
-    record |= {"cut": cut} | groups | {"own_readout": own_readout}
-    record |= {"exit_head": exit_head, "goal": goal._asdict()}
+    more = {"cut": cut} | groups | {"own_readout": own_readout, "exit_head": exit_head}
+    told = more | goal._asdict()
+    record = training_record(
+        config, after, *about, results | recovered, command="distill", more=told
+    )
+    record |= more | {"goal": goal._asdict()}
     save_cut(out_dir, config, kept, base=model, base_params=teacher)
     (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
     return record

@@ -125,16 +125,17 @@ def training_record(
     sources: Sequence[Path],
     held_out: dict,
     command: str = "train_tiny",
+    more: dict | None = None,
 ) -> dict:
     """The contents of training_record.json; names directories by their last part only.
 
     Args:
         config, params, corpus, sources: the model, what was trained of it, and on what.
-        options: what `command` was given.
+        options: what `command` was given. more: its other arguments.
         at: where the training ended.
         held_out: measurements by name, see `evaluate.bits_per_byte`.
     """
-    arguments = {k: v for k, v in asdict(options).items() if v is not None}
+    arguments = {k: v for k, v in asdict(options).items() if v is not None} | (more or {})
     arguments["sources"] = [source.name for source in sources]
     if options.config is not None:
         arguments["config"] = Path(*Path(options.config).parts[-2:]).as_posix()

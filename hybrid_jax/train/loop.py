@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, read_json
+from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, TRAINING, read_json
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train import TrainOptions
@@ -34,7 +36,7 @@ Step = Callable[[dict, jax.Array, jax.Array], tuple[dict, jax.Array]]
 DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
-STATE_FILE = Path("training_state") / "state.npz"
+STATE_FILE = Path(TRAINING) / "state.npz"
 # Shares of the training after which the learning rate is highest, and begins to fall.
 WARMUP, DECAY_FROM = 0.02, 0.2
 # From this share of the training on, rows are context / divisor tokens long.
@@ -226,10 +228,16 @@ class Training:
             at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
         last_save = time.monotonic()
         step_tokens = options.batch * options.context
-        with Report(self.progress) as report:
+        with Report(self.progress) as report, Stop() as stop:
             report.start(self.corpus, arrays["params"], at)
             while True:
                 at.seconds = time.monotonic() - begun
+                if stop.asked:
+                    saved.save(path, arrays, at)
+                    report.say(
+                        f"stopped behind step {at.step}, which is saved; the same command goes on"
+                    )
+                    raise KeyboardInterrupt
                 done = progress_of(at.step, at.seconds, options.steps, options.minutes)
                 if done >= 1.0:
                     break
@@ -317,6 +325,31 @@ def progress_of(step: int, seconds: float, steps: int | None, minutes: float | N
 
 
 # --- what is shown --------------------------------------------------------------------------------
+
+
+class Stop:
+    """Has Ctrl-C wait for the end of a step, because what a step was given is lost in the middle of it.
+
+    A second Ctrl-C does not wait. A context manager; it does nothing where Ctrl-C would not interrupt this thread.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        here = threading.current_thread() is threading.main_thread()
+        self.applies = here and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> Stop:
+        if self.applies:
+            signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.applies:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Report:

@@ -10,6 +10,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
+# What may differ between two trainings, where the values themselves would say little.
+OTHER = {
+    "model": "another model, cut, groups of layers or head",
+    "corpus": "other texts",
+    "goal": "another loss, or other weights to train",
+    "weights": "other weights of the model that is trained from",
+}
+
 
 @dataclass(kw_only=True)
 class TrainProgress:
@@ -61,7 +69,8 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, TrainProgres
         for name, value in identity.items():
             if (saved := progress.identity.get(name)) != value:
                 short = max(len(repr(saved)), len(repr(value))) < 30
-                what = f"{name} {saved!r}, this run has {value!r}" if short else f"other {name}"
+                words = f"{name} {saved!r}, this run has {value!r}"
+                what = words if short else OTHER.get(name, f"another {name}")
                 raise ValueError(
                     f"load_state: {path.name} was made with {what}; use another output directory or resume=False"
                 )

@@ -13,6 +13,7 @@ from hybrid_jax.models.files import (
     CONFIG_FILE,
     CUT_FILE,
     STORED_CONFIG_FILE,
+    TRAINING,
     CheckpointNotFound,
     ReportBytes,
     base_of,
@@ -235,7 +236,11 @@ def _config_of(folder: Path) -> ModelConfig:
     if not (folder / CONFIG_FILE).is_file():
         raise CheckpointNotFound(
             f"load_model: {folder} has no {CONFIG_FILE} and no {STORED_CONFIG_FILE}; "
-            "give a Hugging Face directory or one written by save_orbax"
+            + (
+                "a training there has not ended, and its command goes on"
+                if (folder / TRAINING).is_dir()
+                else "give a Hugging Face directory or one written by save_orbax"
+            )
         )
     config = read_config(folder / CONFIG_FILE)
     generation = folder / "generation_config.json"

@@ -143,7 +143,7 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"speculation": {"method": "ngram"}},
             ValueError,
-            "LLM: speculation must be one of off, ngram.* or SpeculationConfig.method.* got {'method",
+            "LLM: speculation must be one of off, ngram.* or a SpeculationConfig, got {'method",
         ),
         ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),

@@ -77,6 +77,12 @@ def test_the_object_holds_the_numbers(simulate):
     assert found["alpha"] is found["distance_to_optimal"] is found["distance_to_infinite"] is None
 
 
+def test_a_cut_is_part_of_what_is_simulated(simulate):
+    options = ("--model-spec", "nemotron_h_8b", "--cut", 26, "--state-group", 3)
+    found = json.loads(simulate("--json", *options)[1])
+    assert found["model_spec"] == "nemotron_h_8b, cut 26, state group 3"
+
+
 def test_options_reach_the_simulation(simulate, tmp_path):
     table = tmp_path / "times.csv"
     table.write_text("tokens,ms\n0,10\n100,1010\n")

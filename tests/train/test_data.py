@@ -67,8 +67,18 @@ def test_nothing_to_train_on_is_an_error_with_the_counts(tmp_path):
     write(tmp_path, TRAIN_NAMES[0], body("only"))
     with pytest.raises(ValueError, match=r"got 1 and 0 from 1 files \(.py\)"):
         read_corpus([tmp_path])
-    with pytest.raises(ValueError, match="must be a directory, got '.*nowhere'"):
+    with pytest.raises(ValueError, match="must be a directory, got '.*nowhere', where nothing is"):
         read_corpus([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="must be a directory, got '.*', where a file is"):
+        read_corpus([tmp_path / TRAIN_NAMES[0]])
+
+
+def test_of_few_files_one_is_held_out(tmp_path):
+    for number, name in enumerate(TRAIN_NAMES[:3]):
+        write(tmp_path, name, body(f"module{number}"))
+    corpus = read_corpus([tmp_path])
+    assert len(corpus.held_out) == 1 and len(corpus.train) == 2
+    assert read_corpus([tmp_path]).held_out == corpus.held_out
 
 
 def documents(count=40, size=60):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import jax
@@ -19,7 +20,7 @@ from hybrid_jax.models import config_from_hf, decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.train import cut_table, distill
+from hybrid_jax.train import cut_table, distill, distillation
 from hybrid_jax.train.cuts import sim_scores, similarities
 from hybrid_jax.train.data import TEXT, read_corpus, segments, tokenized
 from hybrid_jax.train.distances import TEMPERATURE, distances, measure
@@ -258,7 +259,12 @@ def test_the_table_has_what_each_cut_costs_and_saves(model, fields, sources):
 
 @pytest.mark.parametrize(
     "cuts, message",
-    [([4], "cut must be below the number of layers, 4, got 4"), ([], "cuts must have a number")],
+    [
+        ([4], "cut must be below the number of layers, 4, got 4"),
+        ([], "cuts must have a number"),
+        (4, "cuts must be a list of numbers or None, got 4"),
+        (["4"], "cuts must be a whole number, got '4'"),
+    ],
 )
 def test_a_table_of_no_cuts_is_refused(model, sources, cuts, message):
     with pytest.raises(ValueError, match=message):
@@ -297,7 +303,7 @@ def test_cuts_that_cannot_be_are_named(model, fields, sources):
         cut_table(model, sources=sources, cuts=[1, 2], kv_group=2)
     with pytest.raises(ValueError, match="below the number of layers, 4, got 5"):
         cut_table(model, sources=sources, cuts=[5])
-    with pytest.raises(ValueError, match="rows must be a positive whole number, got 0"):
+    with pytest.raises(ValueError, match="rows must be a whole number of at least 1, got 0"):
         cut_table(model, sources=sources, rows=0)
 
 
@@ -312,3 +318,41 @@ def test_mistakes_are_named(model, sources, tmp_path, fields):
         distill(tmp_path, model, cut=1, loss="mse", **settings)
     with pytest.raises(ValueError, match="holds a model already"):
         distill(model, model, cut=1, **settings)
+
+
+@pytest.mark.parametrize("wrong", [{"cut": "2"}, {"cut": True}, {"cut": 2.0}, {"kv_group": "1"}])
+def test_numbers_that_are_none_are_named(model, sources, tmp_path, wrong):
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(ValueError, match=f"distill: {name} must be a whole number, got {value!r}"):
+        distill(tmp_path, model, **FEW | {"cut": 2, "sources": sources} | wrong)
+
+
+def test_ctrl_c_saves_the_step_and_the_same_call_goes_on(model, sources, tmp_path, capsys):
+    """SIGINT in the middle of a step: its result is not lost, and in the end all is as without."""
+    settings = FEW | {"sources": sources, "cut": 2, "steps": 6}
+    plain = distill(tmp_path / "plain", model, **settings)
+    steps, step = [], distillation.train_step
+
+    def interrupted(*given):
+        made = step(*given)
+        steps.append(1)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distillation, "train_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            distill(tmp_path / "stopped", model, **settings | {"progress": True})
+    assert "stopped behind step 3, which is saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(ValueError, match="a training there has not ended, and its command goes on"):
+        load_model(tmp_path / "stopped")
+    again = distill(tmp_path / "stopped", model, **settings)
+    assert again["held_out"] == plain["held_out"] and len(again["runs"]) == 2
+
+
+def test_a_record_has_the_call_that_made_it(model, sources, tmp_path):
+    record = distill(tmp_path, model, **FEW | {"sources": sources, "cut": 2, "steps": 1})
+    assert "cut=2, kv_group=1, state_group=1, own_readout=False" in record["command"]
+    assert "loss='kl'" in record["command"]

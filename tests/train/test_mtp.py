@@ -111,7 +111,7 @@ def test_a_head_of_another_model_is_not_gone_on_with(model, small_fields, source
     write_model(other, random_params(replace(heads_config(small_fields), mtp=()), 1), small_fields)
     given = {"sources": sources, "batch": 2, "context": 32, "progress": False, "minutes": 1e-9}
     train_mtp(tmp_path / "out", model, **given)
-    with pytest.raises(ValueError, match="state.npz was made with other weights; use another"):
+    with pytest.raises(ValueError, match="state.npz was made with other weights of the model"):
         train_mtp(tmp_path / "out", other, **given)
 
 
