@@ -166,9 +166,10 @@ class _Groups:
         self, later: Sequence[Mixer], kinds: type | tuple[type, ...], size: int, name: str
     ) -> None:
         own = [mixer for mixer in later if isinstance(mixer, kinds)]
+        what = "attention" if kinds is Attention else "recurrent"
         if size < 1 or len(own) % size or size > max(len(own), 1):
             raise ValueError(
-                f"with_cut: {name} must divide the number of such layers behind the cut, {len(own)}, got {size}"
+                f"with_cut: {name} must divide the number of {what} layers behind the cut, {len(own)}, got {size}"
             )
         if size > 1 and any(isinstance(mixer, GatedDelta) for mixer in own):
             raise ValueError(

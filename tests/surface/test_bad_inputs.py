@@ -186,7 +186,7 @@ MISTAKES = [
     ("distill --table --steps 4 --own-readout", "so it takes no --own-readout and no --steps"),
     ("distill --cut 0 --out IN/out", "--cut must be at least 1 and below the number of layers, 8, got 0"),
     ("distill --cut 8 --out IN/out", "--cut must be below the number of layers, 8, got 8"),
-    ("distill --cut 4 --state-group 2 --out IN/out", "--state-group must divide the number of such"),
+    ("distill --cut 4 --state-group 2 --out IN/out", "--state-group must divide the number of recurrent"),
     ("distill --cut 4 --loss x --out IN/out", "--loss must be 'kl' or 'lm', got 'x'"),
     ("distill --cut 4 --steps 0 --out IN/out", "--steps must be positive, got 0"),
     ("distill --cut 4 --model /nowhere --out IN/out", "/nowhere does not exist; give a model directory"),
