@@ -45,7 +45,7 @@ class AheadTree(Ahead):
         self.tree, self.depths = config.tree, config.depths[1:]
 
     def draft(self, params, state, rows, model) -> tuple[Drafts, State]:
-        (chain, count), state = super().draft(params, state, rows, model)
+        (chain, count, _), state = super().draft(params, state, rows, model)
         last = state.lengths[: len(rows.alive)]
         lucky, tokens = [jnp.ones_like(last, bool)], []
         for node, (parent, depth) in enumerate(zip(self.tree, self.depths, strict=True)):
