@@ -41,7 +41,6 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import config_from_hf, decoder
-from hybrid_jax.models.files import PACKED
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.stacks import ExitStack
 from hybrid_jax.sizing.budget import split_memory
@@ -391,7 +390,7 @@ def head(rounds: int, tokens: int) -> list[dict]:
 def early_exit(rounds: int, tokens: int) -> list[dict]:
     """The layers before a cut of the bundled model, with a head on its output; with the paper's rule, which changes the
     output, too."""
-    subject = Subject(*load_model(PACKED["tiny_cut"], dtype="float32", exit_head=True))
+    subject = Subject(*load_model("tiny_cut", dtype="float32", exit_head=True))
     found = [sure_drafts(subject)]
     return found + layers_that_draft("early exit", subject, EXITS, rounds, tokens)
 

@@ -352,6 +352,11 @@ def prefill_flops(
     return int(token_costs(model, whole=whole).flops(start + num_tokens, start))
 
 
+def share_saved(model: ModelConfig) -> float:
+    """The share of the FLOPs of a prompt of `SAVED_AT` tokens that the cut saves; 0 without one."""
+    return 1 - prefill_flops(model, SAVED_AT) / prefill_flops(model.without_cut, SAVED_AT)
+
+
 def _windowed(position: int, window: int) -> int:
     """Sum over the first `position` queries of the keys a sliding window lets each see."""
     ramp = min(position, window)

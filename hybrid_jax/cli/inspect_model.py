@@ -11,7 +11,7 @@ from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, regrouped
-from hybrid_jax.costs import SAVED_AT, prefill_flops, weight_count
+from hybrid_jax.costs import SAVED_AT, prefill_flops, share_saved, weight_count
 from hybrid_jax.geometry import (
     Geometry,
     checkpoint_bytes,
@@ -102,7 +102,7 @@ def inspect_model(
             kv_dtype: of keys and values in pages.
             layers: how many blocks there are of each kind. num_layers: of layers.
             flops_per_token: of prefill at the start of a sequence, without logits.
-            cut_saves: the share of a prompt's FLOPs that a cut saves, at 4,096 tokens; 0 without one.
+            cut_saves: as `costs.share_saved`.
             kv_bytes_per_token: with the scales of FP8; 0 without attention.
             cut: layers that the tokens of a prompt go through; None for all.
             kv_group, state_group: how many layers behind the cut share keys and values, or a state.
@@ -168,8 +168,7 @@ def inspect_model(
         "parameters": weight_count(config),
         "weight_bytes": room.weight_bytes,
         "flops_per_token": prefill_flops(config, 1),
-        "cut_saves": 1
-        - prefill_flops(config, SAVED_AT) / prefill_flops(config, SAVED_AT, whole=True),
+        "cut_saves": share_saved(config),
         "kv_bytes_per_token": per_token,
         "checkpoint_bytes": checkpoint,
         "checkpoint_tokens": checkpoint / per_token if checkpoint and per_token else None,

@@ -35,7 +35,7 @@ from hybrid_jax.cli.exits import (
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import flags_of, shell_words
-from hybrid_jax.config import resolve_dtype, with_cut
+from hybrid_jax.config import resolve_dtype, with_inner_cut
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.sizing.devices import CARDS
@@ -448,9 +448,7 @@ def inspect(
     config = read_config(model if model is not None else BUNDLED)
     check_groups(cut, kv_group, state_group)
     if cut is not None:
-        if cut == len(config.layers):  # for which `with_cut` gives the model itself
-            raise ValueError(f"--cut must be below the number of layers, {cut}, got {cut}")
-        config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
+        config = with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
     if device is not None:
         where = card(device)
     elif wanted := wants_missing_gpu():

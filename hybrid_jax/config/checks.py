@@ -54,10 +54,11 @@ def integers(config: object, *names: str) -> None:
         object.__setattr__(config, name, operator.index(value))
 
 
-def natural(value: Any, name: str, *, least: int = 0) -> int:
-    """A number of a file that must be whole, and at least `least`."""
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def natural(value: Any, name: str, *, least: int | None = 0) -> int:
+    """A number from outside that must be whole, and at least `least` unless that is None."""
+    if type(value) is not int or (least is not None and value < least):
+        what = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{name} must be a whole number{what}, got {value!r}")
     return value
 
 

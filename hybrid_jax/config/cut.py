@@ -69,6 +69,17 @@ def with_cut(
     )
 
 
+def with_inner_cut(config: ModelConfig, cut: int, **form: Any) -> ModelConfig:
+    """As `with_cut`, for callers to whom the model itself would be no answer.
+
+    Raises:
+        ValueError: as `with_cut`; or the cut is behind the last layer.
+    """
+    if cut == len(config.layers):
+        raise ValueError(f"with_cut: cut must be below the number of layers, {cut}, got {cut}")
+    return with_cut(config, cut, **form)
+
+
 def behind_cut(
     layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
 ) -> tuple[LayerSpec, ...]:
@@ -122,7 +133,7 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
     """
     if config.cut is None:
         raise ValueError("regrouped: the model has no cut, so no layers share")
-    plain = _without_cuts(config.layers)
+    plain = without_cuts(config.layers)
     layers = behind_cut(plain, config.cut, kv_group, state_group, config.own_readout)
     return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
 
@@ -131,12 +142,8 @@ def without_cut(mixer: Any) -> Any:
     """A mixer as it is in the model without a cut."""
     if source_of(mixer) == "own":
         return mixer
-    plain = (
-        {"source": "own"}
-        if isinstance(mixer, Attention)
-        else {"source": "own", "own_readout": False}
-    )
-    return replace(mixer, **plain)
+    read = {} if isinstance(mixer, Attention) else {"own_readout": False}
+    return replace(mixer, source="own", **read)
 
 
 def is_behind_cut(
@@ -147,11 +154,11 @@ def is_behind_cut(
     Raises:
         ValueError: as `with_cut`.
     """
-    plain = _without_cuts(layers)
+    plain = without_cuts(layers)
     return tuple(layers) == behind_cut(plain, cut, kv_group, state_group, own_readout)
 
 
-def _without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
     """The layers as they are in the model without a cut."""
     return [
         replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import must, one_of, positive, require
-from hybrid_jax.config.cut import is_behind_cut
+from hybrid_jax.config.cut import is_behind_cut, without_cuts
 from hybrid_jax.config.layers import (
     Attention,
     FeedForward,
@@ -129,16 +130,22 @@ class ModelConfig:
     @functools.cached_property
     def before_cut(self) -> ModelConfig:
         """The layers before the cut as a model of their own."""
-        layers = self.layers[: self.cut]
+        return replace(self._uncut(self.layers[: self.cut]), draft=None)
+
+    @functools.cached_property
+    def without_cut(self) -> ModelConfig:
+        """The model as it was before it had a cut."""
+        return self._uncut(without_cuts(self.layers))
+
+    def _uncut(self, layers: Sequence[LayerSpec]) -> ModelConfig:
         return replace(
             self,
-            layers=layers,
+            layers=tuple(layers),
             cut=None,
             kv_group=1,
             state_group=1,
             own_readout=False,
             exit_head=False,
-            draft=None,
         )
 
     @property

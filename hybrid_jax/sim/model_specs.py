@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import ModelConfig, source_of, with_cut
+from hybrid_jax.config import ModelConfig, source_of, with_inner_cut
 from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements, token_costs
 from hybrid_jax.kinds.kind import RecurrentKind
@@ -59,11 +59,7 @@ def load_spec(
     if not path.is_file() and (own := find(name)) is not None:
         config = load_known(own)
         if cut is not None:
-            if cut == len(config.layers):
-                raise ValueError(
-                    f"model spec: cut must be below the number of layers, {cut}, got {cut}"
-                )
-            config = with_cut(config, cut, kv_group=kv_group, state_group=state_group)
+            config = with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
         return _of_config(config, own, known()[own]["_source"])
     if cut is not None:
         raise ValueError(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from hybrid_jax.config.checks import natural
+
 # Tokens of a row; longer rows need more memory than a trial is worth.
 MIN_CONTEXT, MAX_CONTEXT = 16, 32768
 
@@ -223,7 +225,7 @@ def distill(
     from hybrid_jax.train.distillation import Goal, train
 
     for name, value in (("cut", cut), ("kv_group", kv_group), ("state_group", state_group)):
-        _check_whole("distill", name, value)
+        natural(value, f"distill: {name}", least=None)
     if loss not in ("kl", "lm"):
         raise ValueError(f"distill: loss must be 'kl' or 'lm', got {loss!r}")
     options = TrainOptions(
@@ -281,9 +283,13 @@ def cut_table(
 
     if cuts is not None and not isinstance(cuts, Sequence):
         raise ValueError(f"cut_table: cuts must be a list of numbers or None, got {cuts!r}")
+    if cuts is not None and not cuts:
+        raise ValueError("cut_table: cuts must have a number at least, got none")
+    for cut in cuts or ():
+        natural(cut, "cut_table: cuts", least=None)
     numbers = {"rows": rows, "context": context, "kv_group": kv_group, "state_group": state_group}
-    for name, value in [*numbers.items(), *(("cuts", cut) for cut in cuts or ())]:
-        _check_whole("cut_table", name, value, least=None if name == "cuts" else 1)
+    for name, value in numbers.items():
+        natural(value, f"cut_table: {name}", least=1)
     return made(
         model_or_bundled(model),
         cuts=cuts,
@@ -293,10 +299,3 @@ def cut_table(
         rows=rows,
         context=context,
     )
-
-
-def _check_whole(where: str, name: str, value: object, *, least: int | None = None) -> None:
-    """ValueError for what is no whole number, or less than `least`."""
-    if type(value) is not int or (least is not None and value < least):
-        what = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{where}: {name} must be a whole number{what}, got {value!r}")

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import ModelConfig, with_cut
-from hybrid_jax.costs import SAVED_AT, prefill_flops
+from hybrid_jax.config import ModelConfig, with_inner_cut
+from hybrid_jax.costs import SAVED_AT, share_saved
 from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.train.data import read_corpus, reading, segments, sources_of, tokenized
@@ -77,15 +77,9 @@ def cut_table(
     configs, refused = {}, {}
     for cut in range(1, len(base.layers)) if cuts is None else cuts:
         try:
-            if cut == len(base.layers):  # for which `with_cut` gives the model itself
-                raise ValueError(
-                    f"cut_table: cut must be below the number of layers, {cut}, got {cut}"
-                )
-            configs[cut] = with_cut(base, cut, **groups)
+            configs[cut] = with_inner_cut(base, cut, **groups)
         except ValueError as error:
             refused[cut] = error
-    if cuts is not None and not cuts:
-        raise ValueError("cut_table: cuts must have a number at least, got none")
     if not configs or (cuts is not None and refused):
         raise next(iter(refused.values()))
     suffixes, tokenizer = reading(model, sources)
@@ -94,13 +88,12 @@ def cut_table(
     _, params = load_model(model, dtype="float32")
     tokens, lengths = segments(corpus.held_out, context, rows, full=True)
     scores = sim_scores(_alike(params, tokens, lengths, base))
-    whole = prefill_flops(base, SAVED_AT)
     found = []
     for cut, config in configs.items():
         weights = cut_params(params, config)
         given = (own_tensors(weights, config), weights, params, config, base, (tokens, lengths))
         far = measure(*given, at_a_time=AT_A_TIME)
-        saved = round(1 - prefill_flops(config, SAVED_AT) / whole, 6)
+        saved = round(share_saved(config), 6)
         score = scores[cut] if cut < len(scores) else None
         found.append({"cut": cut, "flops_saved": saved, "sim_score": score} | far)
     return {

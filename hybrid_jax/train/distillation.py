@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybrid_jax.config import ModelConfig, with_cut
+from hybrid_jax.config import ModelConfig, with_inner_cut
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.train import TrainOptions
@@ -96,11 +96,7 @@ def train(
     stored = load_config(model)
     base = replace(stored, dtype="float32")
     groups = {"kv_group": kv_group, "state_group": state_group}
-    config = with_cut(base, cut, **groups, own_readout=own_readout)
-    if config.cut is None:
-        raise ValueError(
-            f"distill: cut must be below the number of layers, {len(base.layers)}, got {cut}"
-        )
+    config = with_inner_cut(base, cut, **groups, own_readout=own_readout)
     config = replace(config, exit_head=exit_head)
     training = Training(out_dir, options, sources, progress, *reading(model, sources))
     _, teacher = load_model(model, dtype="float32")

@@ -324,7 +324,7 @@ def progress_of(step: int, seconds: float, steps: int | None, minutes: float | N
     return min(1.0, max(shares))
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- how it is stopped ----------------------------------------------------------------------------
 
 
 class Stop:
@@ -350,6 +350,9 @@ class Stop:
     def _ask(self, *_: object) -> None:
         self.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# --- what is shown --------------------------------------------------------------------------------
 
 
 class Report:

@@ -26,9 +26,8 @@ BEHIND_CUT: Names = ATTENTION | {
 def with_fields_of_cut(fields: HFConfig, config: ModelConfig) -> ModelConfig:
     """The model with the cut that the file names; the model itself if its prompts go through all layers."""
     num_layers = len(config.layers)
-    fields.only(
-        "kv_sharing_map", (None, {}), None
-    )  # a form without keys and values of the cut's output
+    # A form without keys and values of the cut's output.
+    fields.only("kv_sharing_map", (None, {}), None)
     cut = fields.integer("num_key_value_layers", default=num_layers, maximum=num_layers)
     group = fields.integer("key_value_group_size", default=1)
     if (num_layers - cut) % group:
