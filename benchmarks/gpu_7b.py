@@ -46,9 +46,11 @@ from gpu_7b_sections import (
 )
 from gpu_7b_tables import tables
 
+from hybrid_jax.config import with_cut
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import MIN_COMPILE_SECONDS, enable_compile_cache
+from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.files import known_names
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
@@ -97,7 +99,7 @@ class Report:
 # --- one case -------------------------------------------------------------------------------------
 
 
-def measure(case: Case, bench: Bench, report: Report, over: Callable, trace: Path | None) -> None:
+def measure(case: Case, scale: Scale, report: Report, over: Callable, trace: Path | None) -> None:
     """Times all sides of a case and reports them, those that failed included."""
     report.forget_errors(case.section, case.name)
     for group in together(case.sides):
@@ -105,7 +107,7 @@ def measure(case: Case, bench: Bench, report: Report, over: Callable, trace: Pat
             return
         print(f"{case.section} {case.name}: {', '.join(side.name for side in group)}", flush=True)
         engines, candidates, first_s = open_all(case, group, report, over)
-        results = timed(case, candidates, bench.scale.rounds, trace)
+        results = timed(case, candidates, scale.rounds, trace)
         for name, result in results.items():
             result |= {"first_s": first_s[name]}
         report.put(case.section, case.name, results)
@@ -191,8 +193,16 @@ def failed(error: Exception) -> dict:
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def cases(bench: Bench, asked: argparse.Namespace) -> list[Case]:
-    """The cases of the sections asked for, the goals' first."""
+def cases(benches: list[Bench], asked: argparse.Namespace) -> list[Case]:
+    """The cases of the sections asked for, the goals' first, with the sides of all models."""
+    first, *others = (cases_of(bench, asked) for bench in benches)
+    for more in others:
+        for case, other in zip(first, more, strict=True):
+            case.sides.extend(other.sides)
+    return first
+
+
+def cases_of(bench: Bench, asked: argparse.Namespace) -> list[Case]:
     scale = bench.scale
     decode = [decode_case(bench, rows, asked.kernels, asked.steps) for rows in scale.rows]
     chunks = list(scale.chunks)
@@ -202,14 +212,18 @@ def cases(bench: Bench, asked: argparse.Namespace) -> list[Case]:
     return [case for case in ordered if case.section in asked.only]
 
 
-def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: Callable) -> int:
+def measure_all(
+    benches: list[Bench], asked: argparse.Namespace, report: Report, over: Callable
+) -> int:
     """Runs what the report lacks until time is over; returns how many cases remain."""
     remaining = 0
-    for case in cases(bench, asked):
+    for case in cases(benches, asked):
         lacking = lambda: [s for s in case.sides if report.lacks(case.section, case.name, s.name)]  # noqa: B023, E731
         sides = case.sides if asked.again else lacking()
         if sides and not over():
-            measure(dataclasses.replace(case, sides=sides), bench, report, over, asked.trace)
+            measure(
+                dataclasses.replace(case, sides=sides), benches[0].scale, report, over, asked.trace
+            )
             if not device_answers():
                 raise SystemExit(
                     f"gpu_7b: {case.section} {case.name} left the device in a state of error, as a kernel does that "
@@ -221,7 +235,7 @@ def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: C
         if (asked.again or report.lacks("compile", kernel, "cached")) and not over():
             print(f"compile {kernel}", flush=True)
             try:
-                found = compile_times(bench, kernel, over)
+                found = compile_times(benches[0], kernel, over)
             except Exception as error:
                 found = {"cold": failed(error), "cached": failed(error)}
             report.put("compile", kernel, found)
@@ -256,6 +270,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--smoke", action="store_true", help="a tiny hybrid, on any device")
     add("--model", default="hybrid_7b", help="a folder of configs/models (hybrid_7b)")
+    add("--cut", type=int, help="measure the model with a cut (SwiftKV) at this layer, too")
     add("--only", type=words, default=list(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     add("--kernels", type=words, default=["pallas", "xla"], help="the first are the baseline")
     add("--rows", type=numbers, help="of decode, the most important first")
@@ -275,6 +290,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         unknown = set(getattr(asked, name)) - set(known)
         if unknown:
             parser.error(f"--{name} must be some of {','.join(known)}, got {','.join(unknown)}")
+    if asked.cut is not None and "compile" in asked.only:
+        parser.error("--cut is not for the section compile; give --only decode,prefill,ttft")
     if asked.model not in known_names():
         parser.error(f"--model must be one of {', '.join(known_names())}, got {asked.model}")
     return asked
@@ -305,7 +322,12 @@ def main(argv: list[str] | None = None) -> int:
     params = make_weights(config, DTYPE)
     report.values["weights_s"] = time.perf_counter() - drawn
     bench = Bench(config=config, params=params, dtype=DTYPE, scale=scale, ceilings=ceilings)
-    remaining = measure_all(bench, asked, report, over)
+    benches = [bench]
+    if asked.cut is not None:
+        changed = with_cut(config, asked.cut)
+        label, weights = f"cut {asked.cut} ", cut_params(params, changed)
+        benches.append(dataclasses.replace(bench, config=changed, params=weights, label=label))
+    remaining = measure_all(benches, asked, report, over)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     report.values["peak_bytes"] = peak
     write_json(report.path, report.values)

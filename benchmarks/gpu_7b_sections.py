@@ -60,13 +60,18 @@ SMOKE = Scale(
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What every section needs: the model, the sizes, and what to measure against."""
+    """What every section needs: the model, the sizes, and what to measure against.
+
+    Attributes:
+        label: in front of the names of the model's sides, or nothing.
+    """
 
     config: ModelConfig
     params: dict
     dtype: str
     scale: Scale
     ceilings: Ceilings
+    label: str = ""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def prompt(self, length: int) -> list[int]:
@@ -186,7 +191,7 @@ def decode_case(bench: Bench, rows: int, kernels: list[str], steps: list[int]) -
 
     def side(kernel: str, num_steps: int) -> Side:
         engine, limit = settings(kernel, num_steps)
-        name = f"{kernel} x{num_steps}"
+        name = f"{bench.label}{kernel} x{num_steps}"
 
         def opened(engine: EngineConfig) -> tuple[Engine, dict[str, Candidate]]:
             built = bench.engine(engine)
@@ -226,7 +231,7 @@ def prompt_engine(bench: Bench, kernel: str, chunk: int) -> EngineConfig:
 
 def prefill_case(bench: Bench, length: int, kernels: list[str], chunks: list[int]) -> Case:
     def side(kernel: str, chunk: int) -> Side:
-        name = f"{kernel} {chunk}"
+        name = f"{bench.label}{kernel} {chunk}"
 
         def opened(settings: EngineConfig) -> tuple[Engine, dict[str, Candidate]]:
             engine, firsts = bench.engine(settings), []
@@ -272,6 +277,8 @@ def ttft_case(bench: Bench, kernels: list[str], chunks: list[int]) -> Case:
     prefix = bench.prompt(length * 9 // 10)
 
     def side(kernel: str) -> Side:
+        name = f"{bench.label}{kernel}"
+
         def opened(settings: EngineConfig) -> tuple[Engine, dict[str, Candidate]]:
             engine, cached = bench.engine(settings), []
             run(engine, [request("prefix", prefix, 1)])
@@ -304,11 +311,11 @@ def ttft_case(bench: Bench, kernels: list[str], chunks: list[int]) -> Case:
 
             known = engine.geometry.align(len(prefix) - 1)
             return engine, {
-                f"{kernel} cold": Candidate(call=cold, result=result(0)),
-                f"{kernel} hit": Candidate(call=hit, result=result(known)),
+                f"{name} cold": Candidate(call=cold, result=result(0)),
+                f"{name} hit": Candidate(call=hit, result=result(known)),
             }
 
-        return Side(name=kernel, settings=prompt_engine(bench, kernel, chunk), open=opened)
+        return Side(name=name, settings=prompt_engine(bench, kernel, chunk), open=opened)
 
     return Case(
         section="ttft",

@@ -60,6 +60,7 @@ class Recorder:
     Attributes:
         share, shares: of the tests it takes every so-manyth, those of one engine together.
         known: a report with tests that have run.
+        only: words, one of which a test's name must have; none: all tests.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Recorder:
         share: int = 0,
         shares: int = 1,
         known: dict | None = None,
+        only: list[str] | None = None,
     ) -> None:
+        self.only = only or [""]
         self.path, self.few, self.everything = path, few, everything
         self.share, self.shares, self.start = share, shares, time.monotonic()
         self.report = {"header": header(), **{name: [] for name in OUTCOMES}, **(known or {})}
@@ -80,7 +83,10 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, config, items: list) -> None:
         items_of = [
-            item for item in items if not any(x in item.nodeid.partition("[")[0] for x in LEFT_OUT)
+            item
+            for item in items
+            if not any(word in item.nodeid.partition("[")[0] for word in LEFT_OUT)
+            and any(word in item.nodeid for word in self.only)
         ]
         chosen = self.of_engines(items_of) or self.of_kernels(items_of)
         chosen = [item for item in chosen if item.nodeid not in self.seen]
@@ -157,6 +163,7 @@ def run_share(asked: argparse.Namespace) -> int:
         share=asked.share,
         shares=asked.processes,
         known=known,
+        only=asked.only,
     )
     recorder.seen |= {entry["test"] for entry in passed}
     if not asked.engine:
@@ -195,6 +202,7 @@ def run_all(asked: argparse.Namespace, folder: Path) -> dict:
     flags = [f"--{name}" for name in ("few", "all", "engine") if getattr(asked, name)]
     command = [sys.executable, "-m", "benchmarks.on_gpu.checks", *flags]
     command += ["--processes", str(asked.processes)]
+    command += ["--only", *asked.only] if asked.only else []
     command += ["--passed", str(asked.passed.resolve())] if asked.passed else []
     paths = [folder / f"{share}.json" for share in range(asked.processes)]
     end = time.monotonic() + 60 * asked.minutes
@@ -232,6 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engine", action="store_true", help="engines in place of kernels")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--only", nargs="*", help="tests whose names have one of these words")
     parser.add_argument("--passed", type=Path, help="a report; what passed there is left out")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
