@@ -96,15 +96,15 @@ def behind_cut(
     for index, layer in enumerate(layers[cut:], cut):
         if layer.weights_of is not None:
             raise ValueError(
-                f"with_cut: layer {index} shares the weights of layer {layer.weights_of}, so no cut may come "
-                f"before it, got cut {cut}"
+                f"with_cut: layer {index} shares the weights of layer {layer.weights_of} (the first layer is 0), so no "
+                f"cut may come before it, got cut {cut}"
             )
         for mixer in layer.mixers:
             if not isinstance(mixer, WITH_CUT):
                 known = ", ".join(kind.__name__ for kind in WITH_CUT)
                 raise ValueError(
-                    f"with_cut: layer {index} is {type(mixer).__name__}, which has no form behind a cut, only {known} "
-                    f"have; got cut {cut}"
+                    f"with_cut: layer {index} (the first is 0) is {type(mixer).__name__}, which has no form behind a "
+                    f"cut, only {known} have; got cut {cut}"
                 )
     attention = _Groups(later, Attention, kv_group, "kv_group")
     recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")

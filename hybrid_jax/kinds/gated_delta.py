@@ -60,9 +60,12 @@ class GatedDeltaKind(RecurrentKind):
 
     def chunk_bytes(self, spec: GatedDelta, step: StepSize) -> int:
         """Beside the projection: v, k and q before and after the triangle is solved, outputs, inverses and weights of
-        tiles, and four factors of each head."""
+        tiles, and four factors of each head. Behind a cut the projection has no z, and is put together from parts, so
+        it is there twice."""
         squares = 2 * MAX_GRAIN * spec.num_value_heads
         beside = (2 * spec.conv_size + spec.value_size + squares) * step.item
+        if spec.source != "own":
+            beside += (spec.proj_size - spec.value_size) * step.item
         return step.product(spec.proj_size) + beside + 4 * FLOAT32_BYTES * spec.num_value_heads
 
     def xla_elements(self, spec: GatedDelta, width: int) -> int:

@@ -60,8 +60,9 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
             for block, width in model.blocks
         )
 
-    if tokens <= MAX_GRAIN:  # one product makes what all layers behind a cut write
-        stream += item * _written(model)
+    if tokens <= MAX_GRAIN and model.cut is not None:
+        # One product of the cut's normed output makes what all layers behind it write.
+        stream += item * (model.width + _written(model))
     if tokens == 1:
         held = most(lambda kind: kind.row_bytes)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)

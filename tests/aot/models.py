@@ -86,9 +86,10 @@ def decode_step(
     tokens: int = 8192,
     dtype: str = "bfloat16",
     sampling: str = "pallas",
+    kv_cache_dtype: str = "auto",
 ):
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, rows, num_frames, dtype)
+    model, state = _model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, sampling=sampling)
     bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
     layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
@@ -108,9 +109,10 @@ def prefill_step(
     dtype: str = "bfloat16",
     scan: str = "pallas",
     behind: Behind = Behind.ALL,
+    kv_cache_dtype: str = "auto",
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, 64, num_frames, dtype)
+    model, state = _model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, scan=scan)
     bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), behind)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
@@ -173,9 +175,15 @@ def _model_and_state(
     exact: bool = False,
     speculation: SpeculationConfig | None = None,
     longest: int = 0,
+    kv_cache_dtype: str = "auto",
 ):
     engine = EngineConfig(
-        dtype=dtype, max_rows=rows, kernels="pallas", exact=exact, speculation=speculation
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        max_rows=rows,
+        kernels="pallas",
+        exact=exact,
+        speculation=speculation,
     )
     geometry = make_geometry(config, engine)
     specs = state_specs(

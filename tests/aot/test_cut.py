@@ -1,32 +1,51 @@
-"""Steps of a model with a cut, compiled for an H200 over an arena of 65 GB: two periods of the 7B hybrid, the cut
-between them."""
+"""Steps of models with a cut, compiled for an H200 over an arena of 65 GB: two periods of the 7B hybrid with the cut
+between them, and eight layers of Qwen3.5 with the cut in their middle."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import pytest
 
-from hybrid_jax.config import ModelConfig, with_cut
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, with_cut
+from hybrid_jax.geometry import logits_bytes
+from hybrid_jax.models.known import load_known
 from hybrid_jax.schedule.bucket import Behind
+from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from tests.aot.h200 import Compiled, compile_for_h200
-from tests.aot.models import PERIOD, decode_step, hybrid_7b, prefill_step
+from tests.aot.models import PERIOD, decode_step, hybrid_7b, prefill_step, verify_step
+from tests.drawing import left_to_all
 
 FRAMES = 250_000
-MIXERS = {"ssd": 6, "attention": 1}  # of a period
+
+
+def qwen() -> ModelConfig:
+    """Two times three gated delta nets and an attention layer."""
+    config = load_known("qwen3_5_9b")
+    return replace(config, layers=config.layers[:8])
+
+
+MODELS = {"hybrid": (functools.partial(hybrid_7b, 2), PERIOD), "qwen": (qwen, 4)}
+# Before and behind the cut each: recurrent mixers, attention mixers, and those with a gated norm.
+COUNTS = {"hybrid": (6, 1, 6), "qwen": (3, 1, 3)}
+WINDOWS = {"hybrid": "ssd_window", "qwen": "gated_delta_window"}
 
 
 @functools.cache
-def compiled(cut: bool, behind: Behind | None) -> Compiled:
-    """A prefill of 2,048 tokens of one row, or a decode step of 64 rows."""
-    plain = hybrid_7b(2)
-    config: ModelConfig = with_cut(plain, PERIOD) if cut else plain
+def compiled(
+    name: str, cut: bool, behind: Behind | None, rows: int = 1, kv_cache_dtype: str = "auto"
+) -> Compiled:
+    """A prefill of rows of 2,048 tokens, or a decode step of 64 rows."""
+    make, where = MODELS[name]
+    config = with_cut(make(), where) if cut else make()
+    sizes = {"num_frames": FRAMES, "kv_cache_dtype": kv_cache_dtype}
     if behind is None:
-        step, specs = decode_step(config, rows=64, num_frames=FRAMES)
+        step, specs = decode_step(config, rows=64, **sizes)
     else:
-        step, specs = prefill_step(config, rows=1, chunk=2048, num_frames=FRAMES, behind=behind)
+        step, specs = prefill_step(config, rows=rows, chunk=2048, behind=behind, **sizes)
     found = compile_for_h200(step, *specs, donate=(1,))
     state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(specs[1]))
     assert found.alias_bytes >= state
@@ -38,9 +57,11 @@ def launches(found: Compiled, *names: str) -> list[int]:
 
 
 def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
-    found, whole = compiled(True, Behind.NOTHING), compiled(False, Behind.ALL)
+    found, whole = (
+        compiled("hybrid", *step) for step in ((True, Behind.NOTHING), (False, Behind.ALL))
+    )
     assert found.outer == ("kCommandBuffer",)
-    ssd, attention = MIXERS.values()
+    ssd, attention, _ = COUNTS["hybrid"]
     counts = launches(found, "ssd_scan", "append_kv", "paged_attention", "gated_rmsnorm")
     # Layers behind the cut write keys, values and states, and read nothing with them.
     assert counts == [2 * ssd, 2 * attention, attention, ssd]
@@ -48,27 +69,92 @@ def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
     assert found.temp_bytes < 1.02 * whole.temp_bytes
 
 
-def test_the_last_token_of_a_prompt_is_a_window_behind_the_cut():
-    found, others = compiled(True, Behind.ENDS), compiled(True, Behind.NOTHING)
+def test_gated_delta_nets_behind_the_cut_write_their_states():
+    found, whole = (
+        compiled("qwen", *step) for step in ((True, Behind.NOTHING), (False, Behind.ALL))
+    )
     assert found.outer == ("kCommandBuffer",)
-    ssd, attention = MIXERS.values()
-    names = ("ssd_scan", "ssd_window", "append_kv", "gated_rmsnorm")
-    assert launches(found, *names) == [2 * ssd, ssd, 3 * attention, 2 * ssd]
+    nets, attention, _ = COUNTS["qwen"]
+    names = (
+        "gated_delta_solve",
+        "gated_delta_scan",
+        "append_kv",
+        "paged_attention",
+        "gated_rmsnorm",
+    )
+    assert launches(found, *names) == [2 * nets, 2 * nets, 2 * attention, attention, nets]
+    assert len(found.launches) < len(whole.launches)
+    assert found.temp_bytes < 1.02 * whole.temp_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_last_token_of_a_prompt_is_a_window_behind_the_cut(name):
+    found, others = (compiled(name, True, behind) for behind in (Behind.ENDS, Behind.NOTHING))
+    assert found.outer == ("kCommandBuffer",)
+    recurrent, attention, normed = COUNTS[name]
+    counts = launches(found, WINDOWS[name], "append_kv", "gated_rmsnorm")
+    assert counts == [recurrent, 3 * attention, 2 * normed]
     assert found.temp_bytes < 1.02 * others.temp_bytes
 
 
+@left_to_all
+def test_four_prompts_at_a_time_have_the_launches_of_one():
+    found, one = (compiled("hybrid", True, Behind.ENDS, rows) for rows in (4, 1))
+    assert found.outer == ("kCommandBuffer",)
+    names = ("ssd_scan", "ssd_window", "append_kv", "gated_rmsnorm")
+    assert launches(found, *names) == launches(one, *names)
+
+
 @pytest.mark.parametrize("behind", [Behind.NOTHING, Behind.ENDS])
-def test_nothing_large_is_copied(behind):
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_large_is_copied(name, behind):
     """Beside the step without a cut: rows of rings, which are small."""
     kinds = [
-        Counter(x.kinds)["kCopy"] for x in (compiled(True, behind), compiled(False, Behind.ALL))
+        Counter(x.kinds)["kCopy"]
+        for x in (compiled(name, True, behind), compiled(name, False, Behind.ALL))
     ]
     assert kinds[0] <= kinds[1] + 8
 
 
-def test_a_decode_step_is_one_command_buffer_with_the_same_kernels():
-    found, plain = compiled(True, None), compiled(False, None)
+@pytest.mark.parametrize("name", ["hybrid", pytest.param("qwen", marks=left_to_all)])
+def test_a_decode_step_is_one_command_buffer_with_the_same_kernels(name):
+    found, plain = compiled(name, True, None), compiled(name, False, None)
     assert found.body == ("kCommandBuffer",)
-    names = ("ssd_window", "causal_conv_window", "append_kv", "gated_rmsnorm")
+    names = (WINDOWS[name], "causal_conv_window", "append_kv", "gated_rmsnorm")
     assert launches(found, *names) == launches(plain, *names)
     assert len(found.launches) <= len(plain.launches) + 8
+
+
+@pytest.mark.parametrize("behind", [pytest.param(Behind.ENDS, marks=left_to_all), None])
+def test_fp8_pages_add_no_launch_and_no_copy(behind):
+    found, plain = (compiled("hybrid", True, behind, 1, dtype) for dtype in ("fp8", "auto"))
+    assert found.kinds == plain.kinds and (found.outer, found.body) == (plain.outer, plain.body)
+    assert found.temp_bytes < 1.02 * plain.temp_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("behind, rows", [(Behind.NOTHING, 1), (Behind.ENDS, 1), (None, 64)])
+def test_temporaries_are_what_the_formula_says(name, behind, rows):
+    make, where = MODELS[name]
+    config = with_cut(make(), where)
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
+    tokens = 1 if behind is None else 2048
+    counted = kernel_step_bytes(config, engine, rows=rows, tokens=tokens)
+    counted = max(counted, int(6 * 1.05 * rows * config.vocab_size))
+    held = compiled(name, True, behind).temp_bytes
+    assert held <= counted <= 1.25 * held
+
+
+def test_a_step_whose_drafts_come_from_the_cut_is_one_command_buffer():
+    speculation = SpeculationConfig(method="exit", num_tokens=3)
+    config = replace(with_cut(hybrid_7b(2), PERIOD), exit_head=True)
+    step, specs = verify_step(config, rows=64, num_frames=FRAMES, speculation=speculation)
+    found = compile_for_h200(step, *specs, donate=(1,))
+    assert found.body == ("kCommandBuffer",)
+    assert found.kinds["kWhile"] == 1
+    state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(specs[1]))
+    assert found.alias_bytes >= state
+    engine = EngineConfig(dtype="bfloat16", max_rows=64, max_model_len=8192)
+    counted = kernel_step_bytes(config, engine, rows=64, tokens=speculation.window)
+    counted += logits_bytes(config, max_rows=64, tokens=speculation.window, dtype="bfloat16")
+    assert found.temp_bytes <= counted
