@@ -3,8 +3,9 @@
     python -m benchmarks.kernels.ssd_window [--smoke] [--cases T1] [--sweep] [--out FILE]
 
 64 rows with 0 to 31 records behind their checkpoints. Nearly all bytes are the states: the share of the floor is the
-share of the copy's bandwidth. Scores C . B are given, as the convolution's kernel leaves them. "xla" is what one
-would write for a GPU without kernels: it takes all states out of the arena at once.
+share of the copy's bandwidth. Scores C . B are given, as the convolution's kernel leaves them; in the cases "scored" a
+kernel makes them first, as for layers that read the records of another. "xla" is what one would write for a GPU without
+kernels: it takes all states out of the arena at once.
 Peer for one token: mamba_ssm's selective_state_update, which keeps a running state, and so writes as much as it reads.
 """
 
@@ -24,9 +25,9 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_window import cases as shapes
-from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, xla
+from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, ssd_window_scores, xla
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas
-from pallas_kernels.ssd_window.reference import FoldFrames, WindowFrames, WindowRings
+from pallas_kernels.ssd_window.reference import FoldFrames, WindowFrames, WindowRings, WindowScores
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 8
 GRANITE_4_H_SMALL = shapes.Case(
@@ -108,6 +109,13 @@ def draw_window(shape: shapes.Case, key: jax.Array):
 def window(records: RecordSizes, implementation: str, carry, inputs):
     static = {"records": records, "dtype": jnp.bfloat16, "implementation": implementation}
     return ssd_window_rings(WindowRings(**inputs), layer=0, **static), carry
+
+
+def window_scored(records: RecordSizes, carry, inputs):
+    """The window as a layer runs it that reads the records of another."""
+    asked = WindowScores(*(inputs[name] for name in WindowScores._fields))
+    scores = ssd_window_scores(asked, layer=0, records=records, implementation="pallas")
+    return window(records, "pallas", carry, inputs | {"scores": scores})
 
 
 def window_gather(records: RecordSizes, carry, inputs):
@@ -194,6 +202,14 @@ def window_case(shape: shapes.Case) -> Case:
     )
 
 
+def scored_case(shape: shapes.Case) -> Case:
+    records, plain = records_of(shape), window_case(shape)
+    sides = {"pallas": window_scored, "xla": window_gather}
+    calls = {name: functools.partial(call, records) for name, call in sides.items()}
+    made = tuple(Side(name=name, call=call) for name, call in calls.items())
+    return replace(plain, name=f"scored_{shape.name}", sides=made, peers=(), configs={})
+
+
 def draw_fold(shape: shapes.Case, key: jax.Array):
     """The arena is carried; every row's ring is full."""
     inputs = draw_rings(shape, key)
@@ -264,14 +280,15 @@ def cases(*, smoke: bool) -> list[Case]:
         shape = next(shape for shape in shapes.CASES if shape.name == SMOKE)
         short = replace(shape, name="decode", tokens=1, num_valid=(1,) * shape.rows)
         folds = fold_case(replace(shape, slots=GRAIN), "reference")
-        return [window_case(short), window_case(shape), folds]
+        return [window_case(short), window_case(shape), folds, scored_case(shape)]
     windows = [
         window_case(
             replace(model, name=f"{model.name}_T{tokens}", tokens=tokens, slots=GRAIN + tokens - 1)
         )
         for model, tokens in WINDOWS
     ]
-    return [*windows[:2], fold_case(GRANITE_4_H_SMALL), *windows[2:]]
+    scored = scored_case(replace(NEMOTRON_H_8B, slots=GRAIN))
+    return [*windows[:2], fold_case(GRANITE_4_H_SMALL), *windows[2:], scored]
 
 
 if __name__ == "__main__":

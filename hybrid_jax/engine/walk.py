@@ -341,10 +341,11 @@ class ChunkWalk:
             return out
         out, self.state, tail = steps.chunk(weights, given, self.state, place, self.plan)
         self.mixed = out
-        if tail is None:
+        if tail is not None:
+            self.streams[place] = tail.stream
+        if tail is None or tail.columns is None:
             self.beside.note(normed)
             return out
-        self.streams[place] = tail.stream
         group = place.of(model.geometry)
         joined = rings.join(self.tails.get(place.group), tail, place.layer, group.num_layers)
         self.tails[place.group] = joined

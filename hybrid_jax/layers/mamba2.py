@@ -26,6 +26,7 @@ from hybrid_jax.layers.cut import (
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.records import ProjectionLayout, split_records
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
@@ -236,17 +237,19 @@ def read(
     state: jax.Array,
     lengths: jax.Array,
     spec: Mamba2,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """What a mixer with gates z [B, T, M P] reads of what its group shares [B, T, D], from a state [B, M, P, R].
 
     Args:
-        shared: with the mixer's own C. lengths: int32[B] real tokens.
+        shared: with the mixer's own C. lengths: int32[B] real tokens. implementation: of the scan.
     """
     y, _ = ssd_scan(
         *(shared.x, shared.dt, shared.A, shared.B, shared.C),
         initial_state=state,
         lengths=lengths,
         state_lengths=lengths,
+        implementation=implementation,
     )
     return output(params, y, shared.x, z, spec)
 

@@ -106,8 +106,6 @@ def steps_on(device: Device, model: ModelConfig, engine: EngineConfig) -> str:
 
 def why_no_kernels(device: Device | None, model: ModelConfig, engine: EngineConfig) -> str | None:
     """What a model or its settings ask for that no kernel does, whatever their sizes; None if there is nothing."""
-    if model.state_group > 1:
-        return f"there are no kernels for layers that share a state, and this model has groups of {model.state_group}"
     if model.own_readout:
         return "there are no kernels for layers behind a cut that also make a readout of their own input"
     capability = None if device is None else device.capability

@@ -60,9 +60,9 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
             for block, width in model.blocks
         )
 
-    if tokens <= MAX_GRAIN and model.cut is not None:
-        # One product of the cut's normed output makes what all layers behind it write.
-        stream += item * (model.width + _written(model))
+    if model.cut is not None:
+        # The cut's normed output; in a window, one product of it makes what all layers behind the cut write.
+        stream += item * (model.width + (_written(model) if tokens <= MAX_GRAIN else 0))
     if tokens == 1:
         held = most(lambda kind: kind.row_bytes)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)

@@ -9,7 +9,13 @@ from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.records import RecordSizes, check_frames, check_groups, check_rings
 from pallas_kernels.ssd_window import kernel, reference, xla
-from pallas_kernels.ssd_window.reference import Fold, FoldFrames, WindowFrames, WindowRings
+from pallas_kernels.ssd_window.reference import (
+    Fold,
+    FoldFrames,
+    WindowFrames,
+    WindowRings,
+    WindowScores,
+)
 
 FRAMES = {
     "reference": reference.ssd_window_frames_reference,
@@ -18,6 +24,10 @@ FRAMES = {
 RINGS = {
     "reference": reference.ssd_window_rings_reference,
     "pallas": kernel.ssd_window_rings_pallas,
+}
+SCORES = {
+    "reference": reference.ssd_window_scores_reference,
+    "pallas": kernel.ssd_window_scores_pallas,
 }
 FOLDS = {"reference": reference.fold_reference, "xla": xla.fold_xla}
 FRAME_FOLDS = {
@@ -88,6 +98,32 @@ def ssd_window_rings(
     reason = kernel.why_unsupported(records, sizes.S)
     static = {"layer": layer, "first_frame": first_frame, "records": records, "dtype": dtype}
     return run(where, implementation, RINGS, arrays, unsupported=reason, **static)
+
+
+def ssd_window_scores(
+    arrays: WindowScores,
+    *,
+    layer: int,
+    records: RecordSizes,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """C . B of every new token and slot, for layers that read the records of another with a C of their own.
+
+    Where the layer makes its records itself, `causal_conv_window` leaves these scores.
+
+    Args:
+        layer: which of the rings. records: how x and B lie in a record.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        float32[B, T, G, S], zero for tokens that do not count, and for slots behind a token's own.
+    """
+    where = "ssd_window_scores"
+    sizes = check(where, arrays, **records.dimensions)
+    check_rings(where, arrays.xB, layer, sizes.B)
+    static = {"layer": layer, "records": records}
+    reason = records.why_unsupported()
+    return run(where, implementation, SCORES, arrays, unsupported=reason, **static)
 
 
 def fold(

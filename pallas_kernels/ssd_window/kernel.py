@@ -18,7 +18,7 @@ from pallas_kernels.decay import coarse_and_fine, lags
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import floats, stored, widen
 from pallas_kernels.records import RecordSizes, state_words
-from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
+from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings, WindowScores
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 NUM_PIECES = 3  # of bfloat16, with 8 bits each of a float32's 24
@@ -29,6 +29,7 @@ PER_WARP = 64 * 32  # elements of a state
 MOST_FOLDED = (
     128 * 128
 )  # elements of a state that a program of a fold has; registers spill with twice as many
+SCORED_SLOTS = 8  # B of 256 columns: 64 registers of each thread of a warp
 MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
 
 
@@ -179,6 +180,58 @@ def ssd_window_rings_pallas(
         tree=tree,
     )
     return y.reshape(rows, tokens, records.num_heads, records.head_dim)
+
+
+def _scores_kernel(
+    C_ref: Ref,  # [B, T, G R]
+    xB_ref: Ref,  # [L, B', S, M P + G R]
+    starts_ref: Ref,  # [B]
+    valid_ref: Ref,  # [B]
+    scores_ref: Ref,  # [B, T, G, S]
+    *,
+    layer: int,
+    records: RecordSizes,
+    block_slots: int,
+):
+    """The scores of one group's C and of some slots."""
+    row, group = pl.program_id(0), pl.program_id(1)
+    slots, start, count = xB_ref.shape[2], starts_ref[row], valid_ref[row]
+    slot = pl.program_id(2) * block_slots + iota(block_slots)
+    r = iota(records.state_size)
+    inside, own = r < records.state_size, group * records.state_size + r
+    held = (slot < jnp.minimum(start + count, slots)) & (count > 0)
+    column = records.inner_size + own[None, :]
+    mask = held[:, None] & inside[None, :]
+    B = widen(load(xB_ref, layer, row, slot[:, None], column, mask=mask))
+
+    def query(t: jax.Array, _: None):
+        C = widen(load(C_ref, row, t, own, mask=inside & (t < count)))
+        scores = jnp.sum(B * C[None, :], axis=1)
+        scores = jnp.where((t < count) & (slot <= start + t), scores, 0.0)
+        store(scores_ref, row, t, group, slot, value=scores, mask=slot < slots)
+
+    jax.lax.fori_loop(0, C_ref.shape[1], query, None)
+
+
+def ssd_window_scores_pallas(
+    arrays: WindowScores, *, layer: int, records: RecordSizes, block_slots: int = SCORED_SLOTS
+):
+    """See `api.ssd_window_scores`. A program holds B of some slots in registers, and takes all tokens through them."""
+    C, xB, starts, num_valid = arrays
+    (rows, tokens, _), slots = C.shape, xB.shape[2]
+    shape = (rows, tokens, records.num_groups, slots)
+    (scores,) = call(
+        _scores_kernel,
+        *(C, xB, starts, num_valid),
+        grid=(rows, records.num_groups, cdiv(slots, block_slots)),
+        outputs=[jax.ShapeDtypeStruct(shape, jnp.float32)],
+        name="ssd_window_scores",
+        num_warps=1,
+        layer=layer,
+        records=records,
+        block_slots=block_slots,
+    )
+    return scores
 
 
 def _fold_kernel(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import BITS, FLAGS, FLOAT32, FLOATS, INTS, WORDS
+from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_scan.reference import Scan, ssd_scan_reference
 
@@ -72,6 +73,15 @@ class WindowRings(NamedTuple):
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
+class WindowScores(NamedTuple):
+    """Arrays of `api.ssd_window_scores`, as in `WindowRings`."""
+
+    C: Annotated[jax.Array, FLOATS, "B T GR"]
+    xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "B"]
+
+
 class Fold(NamedTuple):
     """Arrays of `api.fold`, which fills in `lengths`."""
 
@@ -126,6 +136,19 @@ def ssd_window_frames_reference(arrays: WindowFrames):
 
     queries = (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0), jnp.moveaxis(seen, 1, 0))
     return jnp.moveaxis(jax.lax.map(query, queries), 0, 1), arena
+
+
+def ssd_window_scores_reference(arrays: WindowScores, *, layer: int, records: RecordSizes):
+    """See `api.ssd_window_scores`."""
+    C, xB, starts, num_valid = arrays
+    rows, tokens, _ = C.shape
+    _, B = split_records(xB[layer, :rows], records)
+    C = C.reshape(rows, tokens, records.num_groups, records.state_size)
+    seen = visible(starts, tokens, B.shape[1], None)
+    seen &= (jnp.arange(tokens) < num_valid[:, None])[..., None]  # [B, T, S]
+    B = jnp.where(seen.any(1)[..., None, None], B.astype(jnp.float32), 0)  # others may hold NaN
+    products = jnp.einsum("btgr,bsgr->btgs", C.astype(jnp.float32), B, precision=HIGHEST)
+    return jnp.where(seen[:, :, None], products, 0)
 
 
 def visible(starts: jax.Array, tokens: int, slots: int, ancestors: jax.Array | None) -> jax.Array:

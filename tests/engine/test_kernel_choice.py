@@ -75,7 +75,6 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("with_cut", "no kernels for layers that share a state, and this model has groups of 2"),
         (
             "with_own_readout",
             "no kernels for layers behind a cut that also make a readout of their",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, regrouped
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
@@ -34,7 +34,7 @@ from tests.exactness.jobs import Job, Run, drive
 from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.speculation_matrix import Maker, with_drafter
 from tests.kernels.lowered import kernels_in
-from tests.tiny_models import VOCAB, redrawn, tiny_model
+from tests.tiny_models import VOCAB, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -124,15 +124,23 @@ def test_tokens_are_those_of_xla(name):
 
 
 @pytest.mark.slow
-def test_tokens_are_those_of_xla_where_attention_layers_behind_a_cut_share():
-    config = regrouped(tiny_model("with_cut")[0], kv_group=2)
-    params = redrawn(config, seed=0)
-    with one_shape(16):
-        got, hits = outputs(engine_of("pallas", config, params, memory=192 << 10), adjusted=False)
-        want, same_hits = outputs(
-            engine_of("xla", config, params, memory=192 << 10), adjusted=False
-        )
-    assert got == want and hits == same_hits > 0
+def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share():
+    """Attention layers share keys and values, and Mamba-2 layers a state; one prompt goes through all layers."""
+    assert (config := tiny_model("with_cut")[0]).kv_group == config.state_group == 2
+    found = {}
+    for kernels in ("pallas", "xla"):
+        with one_shape(16):
+            engine = engine_on(kernels, "with_cut", memory=192 << 10)
+            got = outputs(engine, adjusted=False)
+            params = SamplingParams(temperature=0.0, prompt_logprobs=1)
+            last = replace(requests()[2], request_id="scored", params=params, max_tokens=4)
+            engine.add(last)
+            while engine.has_work:
+                engine.step()
+        scores = [entry.logprob for entry in last.prompt_logprobs[1:]]
+        found[kernels] = (*got, last.output), np.array(scores)
+    assert found["pallas"][0] == found["xla"][0] and found["xla"][0][1] > 0
+    np.testing.assert_allclose(found["pallas"][1], found["xla"][1], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -159,8 +167,10 @@ def test_bfloat16_runs_and_a_stream_repeats():
 
 
 @pytest.mark.slow
-def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
-    engine = engine_on("pallas", "bamba", exact=True, grain=8, max_rows=2, prefill_tokens=16)
+@pytest.mark.parametrize("name", ["bamba", pytest.param("with_cut", marks=left_to_all)])
+def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache(name):
+    settings = {"grain": 8, "max_rows": 2, "prefill_tokens": 16, "memory": 192 << 10}
+    engine = engine_on("pallas", name, exact=True, **settings)
     prompt = np.random.default_rng(1).integers(0, VOCAB, 21).tolist()
     runs = []
     for i in range(2):
@@ -183,6 +193,7 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
         pytest.param("jamba", (0, 0, 2, 3), marks=left_to_all),
         pytest.param("qwen3_next", (0, 0, 2, 3), marks=left_to_all),
         ("bamba", (0, 0, 2, 3)),
+        pytest.param("with_cut", (0, 0, 2, 3), marks=left_to_all),
     ],
 )
 def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
@@ -330,6 +341,10 @@ KERNELS = {
 
 # Beside them, those of models with other kinds of layers.
 OF_KINDS = {
+    "with_cut": {
+        "decode": {"causal_conv_window", "ssd_window", "ssd_window_scores"},
+        "prefill": {"causal_conv", "ssd_scan", "store_tail"},
+    },
     "qwen3_next": {
         "decode": {"causal_conv_window", "gated_delta_window", "ssd_fold", "store_columns"},
         "prefill": {"causal_conv", "gated_delta_solve", "gated_delta_scan", "store_tail"},

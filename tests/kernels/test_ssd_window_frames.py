@@ -11,9 +11,14 @@ import pytest
 from pallas_kernels import fold
 from pallas_kernels.records import read_states
 from pallas_kernels.ssd_window import RecordSizes
-from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
+from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS, SCORES
 from pallas_kernels.ssd_window.cases import CASES, make_inputs
-from tests.kernels.by_name import fold_frames, ssd_window_frames, ssd_window_rings
+from tests.kernels.by_name import (
+    fold_frames,
+    ssd_window_frames,
+    ssd_window_rings,
+    ssd_window_scores,
+)
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import (
     FAST,
@@ -106,6 +111,28 @@ def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     want = jnp.where(counts, want + D[:, None] * x, 0)
     states = {"arena": arena, "frames": table, "exists": exists}
     assert_close(run(**states, xB=xB, dt=dt, A=A, C=C, D=D, scores=scores), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(SCORES))
+def test_scores_are_products_with_the_records_that_a_token_sees(case, dtype, implementation):
+    inputs = make_inputs(case, dtype=dtype)
+    xB, _, records = in_rings(inputs, layers=3, layer=1)
+    starts, num_valid = inputs["starts"], inputs["num_valid"]
+    behind = jnp.arange(case.slots) >= (starts + num_valid)[:, None]
+    bits = xB.at[1, : case.rows].set(
+        jnp.where(behind[..., None], ~xB.dtype.type(0), xB[1, : case.rows])
+    )
+    C = inputs["C"].reshape(*inputs["C"].shape[:2], -1)
+    run = functools.partial(ssd_window_scores, layer=1, records=records)
+    run = jax.jit(functools.partial(run, implementation=implementation))
+    got = run(C=C, xB=bits, starts=starts, num_valid=num_valid)
+    token, slot = jnp.arange(case.tokens)[:, None], jnp.arange(case.slots)
+    seen = (slot <= starts[:, None, None] + token) & (token < num_valid[:, None, None])
+    want = jnp.where(seen[:, :, None], all_scores(inputs["C"], inputs["B"]), 0)
+    assert_close(got, want)
+    assert not np.any(np.asarray(got)[~np.broadcast_to(seen[:, :, None], got.shape)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

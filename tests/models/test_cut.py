@@ -169,8 +169,16 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
     [
         ("bamba", {"cut": 0}, "at least 1 and below the number of layers, 2, got 0"),
         ("bamba", {"cut": 3}, "at least 1 and below the number of layers, 2, got 3"),
-        ("jamba", {"cut": 1}, r"layer 2 \(the first is 0\) is Mamba1, which has no form behind a cut, only Attention"),
-        ("lfm2", {"cut": 1}, r"layer 2 \(the first is 0\) is ShortConv, which has no form behind a cut"),
+        (
+            "jamba",
+            {"cut": 1},
+            r"layer 2 \(the first is 0\) is Mamba1, which has no form behind a cut, only Attention",
+        ),
+        (
+            "lfm2",
+            {"cut": 1},
+            r"layer 2 \(the first is 0\) is ShortConv, which has no form behind a cut",
+        ),
         ("shared", {"cut": 2}, "layer 2 shares the weights of layer 0"),
         ("llama", {"cut": 1, "kv_group": 2}, "kv_group must divide .* behind the cut, 1, got 2"),
         ("llama", {"cut": 1, "state_group": 2}, "state_group must divide .*, 0, got 2"),

@@ -181,17 +181,17 @@ class Entry:
 
 
 class Tail(NamedTuple):
-    """What a layer's chunk leaves to be written at the end of the step, on XLA.
+    """What a layer's chunk leaves to be written at the end of the step, or to be read by other layers.
 
     Attributes:
         rings: what goes to the rows' rings, by array.
-        columns: bits[R, W - 1, E] columns of the checkpoint after the chunk.
+        columns: bits[R, W - 1, E] columns of the checkpoint after the chunk; None if the layer has written all itself.
         state: float32[R, units, unit_words] state of that checkpoint; None where there are only columns.
         stream: what layers of its group need to read its state (`LayerSteps.rescan`); None if there are none.
     """
 
     rings: dict[str, Entry]
-    columns: jax.Array
+    columns: jax.Array | None
     state: jax.Array | None
     stream: Any = None
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkPlan, Entry, FoldRows, Tail, WindowPlan
+from hybrid_jax.engine.kinds.mamba2_xla import rescan
+from hybrid_jax.engine.kinds.replay import Scanned
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
@@ -24,11 +26,17 @@ from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
-from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, ssd_states_frames, store_tail
+from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, ssd_states_frames, store_tail
+from pallas_kernels.ssd_scan import Tail as ChunkTail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
-from pallas_kernels.ssd_window import WindowRings, ssd_window_rings
+from pallas_kernels.ssd_window import (
+    WindowRings,
+    WindowScores,
+    ssd_window_rings,
+    ssd_window_scores,
+)
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
@@ -82,7 +90,7 @@ class Mamba2Pallas(ReplayPallas):
 
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, None]:
+    ) -> tuple[jax.Array, State, Tail | None]:
         # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
@@ -102,14 +110,20 @@ class Mamba2Pallas(ReplayPallas):
             *(xBC, dt, mamba2.decay_rates(params), params["D"]),
             *(state.arena, rows.read, rows.write, flags, rows.length, rows.state_len),
         )
-        y = None
+        y, stream = None, None
+        if gates is not None and model.config.state_group > 1:
+            # What other layers of the group read, before the scan writes: the state as it was, and the records.
+            old = frames.layer_frames(rows.read, at.layer, group)
+            old = frames.read_state(state.arena, old, exists, group, model)
+            stream = Scanned(params, old, {"xB": xBC[..., : spec.record_size], "dt": dt})
+            chunk = chunk._replace(read=rows.read + frames.zero_after(state, old))
         if gates is None:
             arena = ssd_states_frames(chunk, records=sizes, first_frame=first, **PALLAS)
         else:
             y, arena = ssd_scan_frames(
                 chunk, records=sizes, first_frame=first, implementation=model.scan
             )
-        tail = Tail(
+        tail = ChunkTail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
@@ -119,7 +133,44 @@ class Mamba2Pallas(ReplayPallas):
             return jnp.zeros((), dtype_of(h)), state.replace(arena=arena), None
         # The tail first: the projection and the records are then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
-        return _output(params, y, gates, spec), state.replace(arena=arena), None
+        left = None if stream is None else Tail({}, None, None, stream)
+        return _output(params, y, gates, spec), state.replace(arena=arena), left
+
+    def reread(
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        entries: dict[str, Entry],
+        spec: Mamba2,
+    ) -> tuple[jax.Array, State]:
+        rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
+        z, C = mamba2.gates_and_readout(params, h, spec)
+        C = jnp.where(plan.valid[..., None, None], C, 0).astype(dtype_of(h))
+        C, records = C.reshape(*C.shape[:2], -1), mamba2.layout_of(spec)
+        starts, num_valid = rows.base - rows.checkpoint, jnp.maximum(rows.end - rows.base, 0)
+        asked = WindowScores(C, ring["xB"], starts, num_valid)
+        scores = ssd_window_scores(asked, layer=at.layer, records=records, **PALLAS)
+        y = ssd_window_rings(
+            WindowRings(
+                *(C, ring["xB"], ring["dt"], plan.shared[at.group], params["D"], scores),
+                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+                *(starts, num_valid, rows.ancestors),
+            ),
+            layer=at.layer,
+            first_frame=group.state_frame(at.layer),
+            records=records,
+            dtype=dtype_of(h),
+            **PALLAS,
+        )
+        return _output(params, y, z, spec), state
+
+    def rescan(
+        self, params: dict, h: CutInput, stream: Scanned, plan: ChunkPlan, spec: Mamba2
+    ) -> jax.Array:
+        return rescan(params, h, stream, plan.rows, spec, "pallas")
 
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model

@@ -12,6 +12,7 @@ from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
 from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence, Scanned
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.records import split_records
 
 
@@ -73,11 +74,7 @@ class Mamba2Recurrence(ReplayRecurrence):
     def rescan(
         self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: Mamba2
     ) -> jax.Array:
-        x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
-        A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
-        z, C = mamba2.gates_and_readout(params, h, spec)
-        shared = mamba2.SharedInputs(x, B, dt, A, C)
-        return mamba2.read(params, z, shared, _heads(scanned.state, spec), rows.length, spec)
+        return rescan(params, h, scanned, rows, spec, "xla")
 
     def scan(
         self,
@@ -100,6 +97,22 @@ class Mamba2Recurrence(ReplayRecurrence):
         records = mamba2.Records(ring["xB"], ring["dt"])
         new = mamba2.fold(shared, _heads(state, spec), records, count, spec)
         return new.reshape(state.shape)
+
+
+def rescan(
+    params: dict,
+    h: CutInput,
+    scanned: Scanned,
+    rows: ChunkRows,
+    spec: Mamba2,
+    implementation: Implementation,
+) -> jax.Array:
+    """See `ReplayRecurrence.rescan`."""
+    x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
+    A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
+    z, C = mamba2.gates_and_readout(params, h, spec)
+    shared, state = mamba2.SharedInputs(x, B, dt, A, C), _heads(scanned.state, spec)
+    return mamba2.read(params, z, shared, state, rows.length, spec, implementation)
 
 
 def _heads(state: jax.Array, spec: Mamba2) -> jax.Array:
