@@ -46,7 +46,7 @@ from gpu_7b_sections import (
 )
 from gpu_7b_tables import tables
 
-from hybrid_jax.config import with_cut
+from hybrid_jax.config import with_inner_cut
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import MIN_COMPILE_SECONDS, enable_compile_cache
@@ -271,7 +271,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--smoke", action="store_true", help="a tiny hybrid, on any device")
     add("--model", default="hybrid_7b", help="a folder of configs/models (hybrid_7b)")
     add("--cut", type=int, help="measure the model with a cut (SwiftKV) at this layer, too")
-    add("--only", type=words, default=list(SECTIONS), help=f"some of {','.join(SECTIONS)}")
+    add(
+        "--only",
+        type=words,
+        help=f"some of {','.join(SECTIONS)}; all, or with --cut all but the last",
+    )
     add("--kernels", type=words, default=["pallas", "xla"], help="the first are the baseline")
     add("--rows", type=numbers, help="of decode, the most important first")
     add("--steps", type=numbers, help="per decode dispatch; all but the first on the first kernels")
@@ -286,6 +290,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--trace", type=Path, help="folder for a profile of one more round of each side")
     add("--commit", help="of the code, where there is no git")
     asked = parser.parse_args(argv)
+    asked.only = asked.only or list(SECTIONS if asked.cut is None else SECTIONS[:-1])
     for name, known in (("only", SECTIONS), ("kernels", ("pallas", "xla"))):
         unknown = set(getattr(asked, name)) - set(known)
         if unknown:
@@ -324,7 +329,7 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(config=config, params=params, dtype=DTYPE, scale=scale, ceilings=ceilings)
     benches = [bench]
     if asked.cut is not None:
-        changed = with_cut(config, asked.cut)
+        changed = with_inner_cut(config, asked.cut)
         label, weights = f"cut {asked.cut} ", cut_params(params, changed)
         benches.append(dataclasses.replace(bench, config=changed, params=weights, label=label))
     remaining = measure_all(benches, asked, report, over)

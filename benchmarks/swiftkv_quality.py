@@ -5,12 +5,13 @@
 Every study is trained for the same steps on the same rows, and judged on the same held-out rows of Python's standard
 library: nats a byte and perplexity against the model without a cut, KL divergence from it, how often the most likely
 byte is the same, the share of the loss that training took back, and what keys and values in FP8 lose. The results so
-far are in OUT; the same command goes on behind them. A study takes minutes on two cores.
+far are in OUT; the same command goes on behind them, and in the end prints a table of all. A study takes minutes on two
+cores.
 
 - The bundled model, 8 layers: cuts 6, 4 and 3; the loss KL or LM; what is trained is what later layers write and read
   with, or all their weights; data like the model's own, or English text (`--english`: a directory with .txt files, such
-  as that of the Debian package git-doc). At cut 4 also three recurrent layers that share a state, and layers
-  that read a state with a query of their own input, too.
+  as that of the Debian package git-doc). At cut 4 also three recurrent layers that share a state, and
+  layers with an own readout.
 - A model of 12 attention layers, cut 6: groups of 1, 2, 3 and 6 layers that share keys and values; and at the bytes of
   groups of 3, one KV head in each layer, or a KV head for each query head in one group (SwiftKV, arXiv 2410.03960,
   table D.1). `--dense` is where this put it:
@@ -35,7 +36,7 @@ import numpy as np
 from common import header, write_json
 
 from hybrid_jax.config import Attention, ModelConfig, with_cut
-from hybrid_jax.geometry import FP8
+from hybrid_jax.config.engine import FP8
 from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.train.data import TEXT, Batches, Corpus, read_corpus, segments, sources_of
@@ -228,6 +229,31 @@ def carried_out(
     )
 
 
+def table(found: dict[str, dict]) -> str:
+    """The studies as markdown."""
+    head = (
+        "study",
+        "perplexity before",
+        "after",
+        "KL after",
+        "same byte",
+        "recovered",
+        "FP8 loses",
+    )
+    lines = [head, ("---", *["---:"] * (len(head) - 1))]
+    for name, study in found.items():
+        before, after = study["untrained"], study["trained"]
+        numbers = (
+            before["perplexity_ratio"],
+            after["perplexity_ratio"],
+            after["kl"],
+            after["agreement"],
+        )
+        fp8 = f"{study['fp8_loss']:.5f}" if "fp8_loss" in study else ""
+        lines.append((name, *(f"{x:.3f}" for x in (*numbers, study["recovered"])), fp8))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True)
@@ -266,6 +292,7 @@ def main() -> None:
             f"recovered {found['recovered']:.2f}, {found['seconds']} s",
             flush=True,
         )
+    print(table(report["studies"]))
 
 
 if __name__ == "__main__":

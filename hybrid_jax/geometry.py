@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
+from hybrid_jax.config.engine import FP8
 from hybrid_jax.kinds.kind import StateLayout
 from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
-FP8 = "float8_e4m3fn"
 ITEM_BYTES = {
     **{"float32": 4, "uint32": 4, "int32": 4},
     **{"bfloat16": 2, "float16": 2, "uint16": 2, FP8: 1},

@@ -51,6 +51,17 @@ def test_every_section_is_there_without_errors(smoke):
 
 
 @pytest.mark.slow
+def test_a_model_with_a_cut_is_measured_beside_the_one_without(root, tmp_path):
+    path = tmp_path / "report.json"
+    given = ("--smoke", "--kernels", "xla", "--only", "decode", "--cut", "3", "--json", str(path))
+    done = start(root, *given)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())["decode"]["2 rows"]
+    assert set(found) == {"xla x4", "cut 3 xla x4"}
+    assert found["cut 3 xla x4"]["flops"] < found["xla x4"]["flops"]
+
+
+@pytest.mark.slow
 def test_shares_of_the_floor_are_finite_and_positive(smoke):
     report, _ = smoke
     for side in sides(report, "decode", "prefill", "ttft"):

@@ -1,7 +1,8 @@
 """Tests of the kernels on the device at hand: every kernel, dtype and edge, those written in Triton too if they can be
 called. With `--engine` tests of engines on these kernels: tokens beside those of XLA, and the exactness matrix.
 
-    JAX_PLATFORMS=cuda python -m benchmarks.on_gpu.checks --out FILE [--few | --all | --engine] [--processes 12]
+    JAX_PLATFORMS=cuda python -m benchmarks.on_gpu.checks --out FILE [--few | --all | --engine] [--processes 12] \\
+        [--only WORD ...]
 
 Of each test with many cases it takes some, the first and the last among them, unless `--all` is given. One case of each
 test runs before the others. Most of the time goes into compiling, so several processes share the tests. One that an

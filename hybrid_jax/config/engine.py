@@ -15,6 +15,7 @@ CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
 SHAPES = ("fine", "coarse")
 KV_CACHE_DTYPES = ("auto", "fp8")
+FP8 = "float8_e4m3fn"  # in pages, for kv_cache_dtype="fp8"
 MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 
@@ -122,7 +123,7 @@ class EngineConfig:
     @property
     def kv_dtype(self) -> str:
         """Dtype of the numbers in KV pages."""
-        return "float8_e4m3fn" if self.kv_cache_dtype == "fp8" else self.dtype
+        return FP8 if self.kv_cache_dtype == "fp8" else self.dtype
 
     @property
     def window_tokens(self) -> int:

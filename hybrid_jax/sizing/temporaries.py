@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hybrid_jax.config import MAX_GRAIN, EngineConfig, LayerSpec, ModelConfig
+from hybrid_jax.config import MAX_GRAIN, EngineConfig, LayerSpec, ModelConfig, RecurrentMixer
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize
-from hybrid_jax.kinds.table import kind_of, written_columns
+from hybrid_jax.kinds.table import kind_of, recurrent_kind, written_columns
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
@@ -63,6 +63,9 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     if model.cut is not None:
         # The cut's normed output; in a window, one product of it makes what all layers behind the cut write.
         stream += item * (model.width + (_written(model) if tokens <= MAX_GRAIN else 0))
+    if model.state_group > 1 and tokens > MAX_GRAIN:
+        # Until the last layer of a group has read it.
+        stream += max(_shared(mixer, item) for mixer in model.recurrent)
     if tokens == 1:
         held = most(lambda kind: kind.row_bytes)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
@@ -100,6 +103,13 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
     return count * ITEM_BYTES["float32"]
+
+
+def _shared(mixer: RecurrentMixer, item: int) -> int:
+    """Bytes of a token that further layers of a group read."""
+    layout = recurrent_kind(mixer).layout(mixer)
+    sizes = [ITEM_BYTES[dtype] * size for _, size, dtype in layout.records if dtype is not None]
+    return item * layout.channels + sum(sizes)
 
 
 def _written(model: ModelConfig) -> int:

@@ -10,9 +10,17 @@ from pallas_kernels.frame_io import copy_frames, move_words, read_frames
 from pallas_kernels.gated_delta import DeltaRings, gated_delta_window_rings
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames
-from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import (
+    FoldFrames,
+    WindowRings,
+    WindowScores,
+    fold_frames,
+    ssd_window_rings,
+    ssd_window_scores,
+)
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.drawing import left_to_all
 
 NEMOTRON_H_8B = RecordSizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_SMALL = RecordSizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)
@@ -78,6 +86,23 @@ def window_of(records: RecordSizes, tokens: int) -> tuple:
     )
 
 
+def scores_of(records: RecordSizes, tokens: int, bits: str) -> tuple:
+    """A call of `ssd_window_scores` and the shapes of its arguments."""
+
+    def scores(C, xB, starts, num_valid):
+        arrays = WindowScores(C, xB, starts, num_valid)
+        return ssd_window_scores(arrays, layer=1, records=records)
+
+    dtype = "bfloat16" if bits == "uint16" else "float32"
+    return (
+        scores,
+        spec(ROWS, tokens, records.num_groups * records.state_size, dtype=dtype),
+        spec(LAYERS, ROWS + 1, 32 + tokens - 1, records.record_size, dtype=bits),
+        spec(ROWS, dtype="int32"),
+        spec(ROWS, dtype="int32"),
+    )
+
+
 def delta_window_of(tokens: int, bits: str, tree: bool = False) -> tuple:
     """A call of `gated_delta_window_rings`, whose ring is donated, and the shapes of its arguments."""
     records, aligned = QWEN3_NEXT, tokens == SLOTS  # such windows stand on the grain
@@ -133,6 +158,15 @@ def fold_of(records: RecordSizes, bits: str = "uint16", scaled: bool = True) -> 
 def test_window_over_rings(records, tokens):
     compiled = compile_for_h200(*window_of(records, tokens))
     assert_only(compiled, "ssd_window")
+    assert compiled.temp_bytes < 1024
+
+
+@pytest.mark.parametrize("bits", ["uint16", "uint32"])
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=left_to_all), 5])
+def test_scores_of_a_readout_of_its_own(records, tokens, bits):
+    compiled = compile_for_h200(*scores_of(records, tokens, bits))
+    assert_only(compiled, "ssd_window_scores")
     assert compiled.temp_bytes < 1024
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, with_cut
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
@@ -34,7 +34,7 @@ from tests.exactness.jobs import Job, Run, drive
 from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.speculation_matrix import Maker, with_drafter
 from tests.kernels.lowered import kernels_in
-from tests.tiny_models import VOCAB, tiny_model
+from tests.tiny_models import VOCAB, redrawn, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -123,17 +123,31 @@ def test_tokens_are_those_of_xla(name):
     assert [len(tokens) for tokens in got] == [20] * (5 + EVERYTHING)
 
 
+def two_groups() -> ModelConfig:
+    """Two groups of Mamba-2 layers that share a state, the first of which stands beside attention."""
+    plain = tiny_model("with_cut")[0].without_cut
+    own, near = plain.layers[4], plain.layers[5]
+    beside = replace(own, mixers=(*own.mixers, *near.mixers))
+    layers = (*plain.layers[:3], beside, own, own, own, near)
+    return with_cut(replace(plain, layers=layers), 3, state_group=2)
+
+
 @pytest.mark.slow
-def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share():
+@pytest.mark.parametrize("name", ["with_cut", "two_groups"])
+def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share(name):
     """Attention layers share keys and values, and Mamba-2 layers a state; one prompt goes through all layers."""
-    assert (config := tiny_model("with_cut")[0]).kv_group == config.state_group == 2
+    config, params = tiny_model("with_cut")
+    if name == "two_groups":
+        config = two_groups()
+        params = redrawn(config, seed=0)
+    assert config.state_group == 2
     found = {}
     for kernels in ("pallas", "xla"):
         with one_shape(16):
-            engine = engine_on(kernels, "with_cut", memory=192 << 10)
+            engine = engine_of(kernels, config, params, memory=384 << 10)
             got = outputs(engine, adjusted=False)
-            params = SamplingParams(temperature=0.0, prompt_logprobs=1)
-            last = replace(requests()[2], request_id="scored", params=params, max_tokens=4)
+            asked = SamplingParams(temperature=0.0, prompt_logprobs=1)
+            last = replace(requests()[2], request_id="scored", params=asked, max_tokens=4)
             engine.add(last)
             while engine.has_work:
                 engine.step()

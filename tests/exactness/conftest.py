@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config.engine import FP8
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.geometry import FP8
 from hybrid_jax.weights import load_model
 from tests.drawing import EVERYTHING
 from tests.exactness.definition import Plain

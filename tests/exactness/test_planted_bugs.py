@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.config.engine import FP8
 from hybrid_jax.engine import attend, frames, rings, walk
 from hybrid_jax.engine.kinds import carry, columns, gated_delta_xla, short_conv_xla
 from hybrid_jax.engine.kinds.columns import WithColumns
@@ -21,7 +22,6 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
-from hybrid_jax.geometry import FP8
 from hybrid_jax.layers import gated_delta, mamba2
 from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.layers.linear import linear

@@ -58,33 +58,17 @@ class Mamba2Pallas(ReplayPallas):
         spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
         gates, projected = projected_of(params, h, linear_in_parts)
-        here = {
-            "starts": rows.base - rows.checkpoint,
-            "num_valid": jnp.maximum(rows.end - rows.base, 0),
-            "ancestors": rows.ancestors,
-        }
         arrays = ConvWindow(
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             first=jnp.maximum(rows.begin - rows.base, 0),
             **ring,
-            **here,
+            **_here(plan),
         )
         conv, xB, dt, C, scores = causal_conv_window(
             arrays, layer=at.layer, layout=sizes, moves=plan.commits, **PALLAS
         )
-        y = ssd_window_rings(
-            WindowRings(
-                *(C, xB, dt, plan.shared[at.group], params["D"], scores),
-                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
-                **here,
-            ),
-            layer=at.layer,
-            first_frame=group.state_frame(at.layer),
-            records=sizes,
-            dtype=dtype_of(h),
-            **PALLAS,
-        )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
+        y = _read(params, C, scores, state, at, plan)
         assert gates is not None, "every mixer of a window reads"
         return _output(params, y, gates, spec), state, {}
 
@@ -111,7 +95,7 @@ class Mamba2Pallas(ReplayPallas):
             *(state.arena, rows.read, rows.write, flags, rows.length, rows.state_len),
         )
         y, stream = None, None
-        if gates is not None and model.config.state_group > 1:
+        if gates is not None and spec.source == "cut" and model.config.state_group > 1:
             # What other layers of the group read, before the scan writes: the state as it was, and the records.
             old = frames.layer_frames(rows.read, at.layer, group)
             old = frames.read_state(state.arena, old, exists, group, model)
@@ -146,26 +130,13 @@ class Mamba2Pallas(ReplayPallas):
         entries: dict[str, Entry],
         spec: Mamba2,
     ) -> tuple[jax.Array, State]:
-        rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         z, C = mamba2.gates_and_readout(params, h, spec)
-        C = jnp.where(plan.valid[..., None, None], C, 0).astype(dtype_of(h))
-        C, records = C.reshape(*C.shape[:2], -1), mamba2.layout_of(spec)
-        starts, num_valid = rows.base - rows.checkpoint, jnp.maximum(rows.end - rows.base, 0)
-        asked = WindowScores(C, ring["xB"], starts, num_valid)
-        scores = ssd_window_scores(asked, layer=at.layer, records=records, **PALLAS)
-        y = ssd_window_rings(
-            WindowRings(
-                *(C, ring["xB"], ring["dt"], plan.shared[at.group], params["D"], scores),
-                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
-                *(starts, num_valid, rows.ancestors),
-            ),
-            layer=at.layer,
-            first_frame=group.state_frame(at.layer),
-            records=records,
-            dtype=dtype_of(h),
-            **PALLAS,
-        )
-        return _output(params, y, z, spec), state
+        C = jnp.where(plan.valid[..., None, None], C, 0).reshape(*C.shape[:2], -1)
+        here = _here(plan)
+        asked = WindowScores(C, state.rings[at.group]["xB"], here["starts"], here["num_valid"])
+        sizes = mamba2.layout_of(spec)
+        scores = ssd_window_scores(asked, layer=at.layer, records=sizes, **PALLAS)
+        return _output(params, _read(params, C, scores, state, at, plan), z, spec), state
 
     def rescan(
         self, params: dict, h: CutInput, stream: Scanned, plan: ChunkPlan, spec: Mamba2
@@ -197,6 +168,40 @@ class Mamba2Pallas(ReplayPallas):
 
     def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         return try_scan(group, geometry)
+
+
+def _here(plan: WindowPlan) -> dict[str, jax.Array | None]:
+    """Where a window's tokens stand, as kernels take it."""
+    rows = plan.rows
+    return {
+        "starts": rows.base - rows.checkpoint,
+        "num_valid": jnp.maximum(rows.end - rows.base, 0),
+        "ancestors": rows.ancestors,
+    }
+
+
+def _read(
+    params: dict,
+    C: jax.Array,
+    scores: jax.Array,
+    state: State,
+    at: StatePlace,
+    plan: WindowPlan,
+) -> jax.Array:
+    """What a window's tokens read with C [B, T, G R] of the state and the records at a place: y [B, T, M, P]."""
+    group, ring = at.of(plan.model.geometry), state.rings[at.group]
+    return ssd_window_rings(
+        WindowRings(
+            *(C, ring["xB"], ring["dt"], plan.shared[at.group], params["D"], scores),
+            *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+            **_here(plan),
+        ),
+        layer=at.layer,
+        first_frame=group.state_frame(at.layer),
+        records=mamba2.layout_of(group.layout.spec),
+        dtype=C.dtype,
+        **PALLAS,
+    )
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
