@@ -3,8 +3,9 @@
     python benchmarks/swiftkv_arrivals.py [--json OUT] [--requests 200]
 
 Requests with prompts of one length and 256 tokens of output go through the engine's own scheduler on virtual time
-(`hybrid-jax simulate --clock arrivals`): FLOPs of prefill at 40 % and bytes of decode at 75 % of what one H200 has. The
-prompts share nothing, and the memory holds 100 GB of keys, values and states.
+(`hybrid-jax simulate --clock arrivals`), at the rates that `gpu_7b.py` measured on an H200: FLOPs of prefill at 58 % of
+the data sheet's, and bytes of decode at 58 % of what a copy moves. The prompts share nothing, and the memory holds
+100 GB of keys, values and states.
 
 - All requests at once: tokens of prompts and outputs per second (as in figure 3 of SwiftKV, arXiv 2410.03960).
 - Requests that arrive at random, at shares of the rate that the model without a cut can serve: the median time to the
@@ -22,11 +23,13 @@ from common import header, write_json
 
 from hybrid_jax.sim.model_specs import ModelSpec, load_spec
 from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
+from hybrid_jax.sim.prefix_cache.timing import DeviceModel
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 OUTPUT = 256
 MEMORY = 100 * 10**9
 PROMPTS = (2048, 8192, 32768, 131072)
+MEASURED = DeviceModel(flops_per_second=0.58 * 989e12, bytes_per_second=0.58 * 4.17e12)
 SHARES = (0.5, 0.8, 1.0, 1.2)
 MODELS: dict[str, dict[str, Any]] = {
     "llama_3_1_8b": {"cut": 16},
@@ -54,7 +57,9 @@ def trace(count: int, length: int, rate: float | None, seed: int = 0) -> list[Tr
 
 
 def served(spec: ModelSpec, requests: list[TraceRequest]) -> InFlightResult:
-    return simulate_in_flight(requests, spec.costs, "none", MEMORY, decode=spec.decode)
+    return simulate_in_flight(
+        requests, spec.costs, "none", MEMORY, decode=spec.decode, device=MEASURED
+    )
 
 
 def row(plain: ModelSpec, changed: ModelSpec, length: int, count: int) -> dict[str, Any]:
