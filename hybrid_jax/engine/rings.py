@@ -144,7 +144,7 @@ def join(tails: Tail | None, tail: Tail, layer: int, count: int) -> Tail:
     Args:
         tails: those of the layers before; None for the first layer. count: L.
     """
-    tail = tail._replace(state=(), stream=())
+    tail = tail._replace(state=())
     if tails is None:
         tails = jax.tree.map(lambda part: jnp.zeros((count, *part.shape), part.dtype), tail)
     put = jax.lax.dynamic_update_index_in_dim

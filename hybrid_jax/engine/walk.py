@@ -339,11 +339,10 @@ class ChunkWalk:
             self.beside.note(normed, out)
             self.mixed = out
             return out
-        out, self.state, tail = steps.chunk(weights, given, self.state, place, self.plan)
+        made = steps.chunk(weights, given, self.state, place, self.plan)
+        out, self.state, tail, self.streams[place] = made
         self.mixed = out
-        if tail is not None:
-            self.streams[place] = tail.stream
-        if tail is None or tail.columns is None:
+        if tail is None:
             self.beside.note(normed)
             return out
         group = place.of(model.geometry)

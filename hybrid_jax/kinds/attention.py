@@ -14,6 +14,7 @@ class AttentionKind(Kind):
     """See `config.Attention`."""
 
     name = "attention"
+    projection = "qkv", "qkv_bias"
 
     def weights(self, spec: Attention, width: int) -> Weights:
         q, _ = _sizes(spec)

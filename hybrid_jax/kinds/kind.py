@@ -151,6 +151,9 @@ class Kind:
     """A kind of block: a mixer or a feed-forward block. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
     name: str  # in files that list the blocks of a model
+    projection: tuple[
+        str, str
+    ]  # of a mixer with a form behind a cut: its matrix and its biases, among its weights
 
     def weights(self, spec: Any, width: int) -> Weights:
         """The arrays of a block, without the norm in front of it."""
@@ -212,6 +215,7 @@ class Kind:
 class RecurrentKind(Kind):
     """A kind of mixer with a state."""
 
+    projection = "in_proj", "in_bias"
     state_flops: int  # for each element of the state and each token: decay, update, readout
     write_state_flops: int  # the same where nothing is read
     triton = False  # whether there is a scan in Triton for Hopper

@@ -74,18 +74,13 @@ def _write_weights(
             taps = weights[number]["conv"].sum(0)[-sum(names.values()) :]
             parts = [folded[number][name] * taps for name in names]
         made[where] = jnp.concatenate(parts, axis=1) if parts else jnp.zeros((config.width + 1, 0))
-    dtype = weights[0][projection_names(specs[0])[0]].dtype
+    dtype = weights[0][kind_of(specs[0]).projection[0]].dtype
     return {where: part.astype(dtype) for where, part in made.items()}
-
-
-def projection_names(mixer: Mixer) -> tuple[str, str]:
-    """Of a mixer's projection and its biases."""
-    return ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
 
 
 def _parts(weights: dict, mixer: Mixer) -> PartWeights:
     """The parts of the projection of a mixer without a cut."""
-    matrix, bias = (weights.get(name) for name in projection_names(mixer))
+    matrix, bias = (weights.get(name) for name in kind_of(mixer).projection)
     bias = jnp.zeros(matrix.shape[1], matrix.dtype) if bias is None else bias
     whole, found, start = jnp.concatenate([matrix, bias[None]]), {}, 0
     for name, size in kind_of(mixer).parts(without_cut(mixer)).own.items():
@@ -106,7 +101,7 @@ def _reader(weights: dict, mixer: Mixer) -> dict:
     if OWN_READOUT in own:  # which adds nothing before any training
         some = next(iter(parts.values()))
         parts[OWN_READOUT] = jnp.zeros((len(some), own[OWN_READOUT]), some.dtype)
-    matrix, bias = projection_names(mixer)
+    matrix, bias = kind_of(mixer).projection
     joined = jnp.concatenate([parts[name] for name in own], axis=1)
     kept = weights | {matrix: joined[:-1]} | ({bias: joined[-1]} if bias in weights else {})
     if source_of(mixer) != "group":

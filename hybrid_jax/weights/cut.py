@@ -14,7 +14,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models.cut import cut_params, exit_params, projection_names
+from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.models.files import (
     BUNDLED,
     CUT_FILE,
@@ -53,7 +54,7 @@ def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -
                 found[f"layers.{index}.{place}"] = leaf
             continue
         for number, mixer in enumerate(config.layers[index].mixers):
-            for name in projection_names(mixer):
+            for name in kind_of(mixer).projection:
                 if name in layer["mixers"][number]:
                     found[f"layers.{index}.mixers.{number}.{name}"] = layer["mixers"][number][name]
     return found

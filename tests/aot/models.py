@@ -23,11 +23,12 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.verify import Verify
-from hybrid_jax.geometry import drafting_specs, make_geometry
+from hybrid_jax.geometry import KERNEL_LOGITS_MARGIN, drafting_specs, make_geometry
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import Behind, DecodeBucket, PrefillBucket
+from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from hybrid_jax.state import Model, state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
@@ -164,6 +165,14 @@ def verify_step(
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
     return lambda params, state, batch, count: run(params, state, None, batch, count), specs
+
+
+def counted_bytes(config: ModelConfig, *, rows: int, tokens: int) -> int:
+    """What sizing counts for the temporaries of a step in bfloat16: those of its layers, or those of its sampling."""
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
+    logit = KERNEL_LOGITS_MARGIN * (2 + 4)  # as the product makes it, and in float32
+    layers = kernel_step_bytes(config, engine, rows=rows, tokens=tokens)
+    return max(layers, int(logit * rows * config.vocab_size))
 
 
 def _model_and_state(

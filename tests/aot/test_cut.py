@@ -16,7 +16,14 @@ from hybrid_jax.models.known import load_known
 from hybrid_jax.schedule.bucket import Behind
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from tests.aot.h200 import Compiled, compile_for_h200
-from tests.aot.models import PERIOD, decode_step, hybrid_7b, prefill_step, verify_step
+from tests.aot.models import (
+    PERIOD,
+    counted_bytes,
+    decode_step,
+    hybrid_7b,
+    prefill_step,
+    verify_step,
+)
 from tests.drawing import left_to_all
 
 FRAMES = 250_000
@@ -186,10 +193,7 @@ def test_temporaries_are_at_most_what_the_formula_says(name, behind):
     of, groups = GROUPS.get(name, (name, {}))
     make, where = MODELS[of]
     config, rows = with_cut(make(), where, **groups), 64 if behind is None else 1
-    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
-    tokens = 1 if behind is None else 2048
-    counted = kernel_step_bytes(config, engine, rows=rows, tokens=tokens)
-    counted = max(counted, int(6 * 1.05 * rows * config.vocab_size))
+    counted = counted_bytes(config, rows=rows, tokens=1 if behind is None else 2048)
     held = compiled(name, True, behind).temp_bytes
     assert held <= counted
     if behind in (Behind.ALL, None):

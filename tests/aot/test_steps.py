@@ -19,6 +19,7 @@ from pallas_kernels import jax_triton
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.models import (
     PERIODS,
+    counted_bytes,
     decode_step,
     hybrid_7b,
     mixture,
@@ -171,10 +172,7 @@ def test_arena_and_rings_are_written_in_place(step, shape, rows, tokens):
 
 @pytest.mark.parametrize("step, shape, rows, tokens", steps())
 def test_temporaries_are_what_the_formula_says(step, shape, rows, tokens):
-    config = hybrid_7b(shape[-1])
-    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
-    counted = kernel_step_bytes(config, engine, rows=rows, tokens=tokens)
-    counted = max(counted, int(6 * 1.05 * rows * config.vocab_size))
+    counted = counted_bytes(hybrid_7b(shape[-1]), rows=rows, tokens=tokens)
     assert step(*shape).temp_bytes <= counted <= 1.25 * step(*shape).temp_bytes
 
 
@@ -280,9 +278,7 @@ def test_experts_of_a_prefill_step_are_in_its_command_buffer():
 
 @pytest.mark.parametrize("rows, tokens, most", EXPERTS_STEPS)
 def test_temporaries_of_experts_are_what_the_formula_says(rows, tokens, most):
-    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
-    counted = kernel_step_bytes(mixture(), engine, rows=rows, tokens=tokens)
-    counted = max(counted, int(6 * 1.05 * rows * mixture().vocab_size))
+    counted = counted_bytes(mixture(), rows=rows, tokens=tokens)
     held = step_with_experts(rows, tokens).temp_bytes
     assert held <= counted <= most * held
 

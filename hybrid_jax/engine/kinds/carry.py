@@ -22,6 +22,7 @@ from hybrid_jax.engine.kinds.columns import (
     fold_layers,
 )
 from hybrid_jax.engine.kinds.kind import (
+    Chunked,
     ChunkPlan,
     CommitRows,
     Entry,
@@ -128,7 +129,7 @@ class Carry(WithColumns):
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, Tail]:
+    ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         history, ring = group.layout.columns, state.rings[at.group]["state"]
@@ -152,7 +153,7 @@ class Carry(WithColumns):
             conv = ring_bits(slice_tokens(columns, rows.length, history), model)
             rings["conv"] = Entry(conv)
         end = ring_bits(slice_tokens(columns, rows.state_len, history), model)
-        return out, state, Tail(rings, end, new[:, 0])
+        return Chunked(out, state, Tail(rings, end, new[:, 0]))
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         layout, grain = model.geometry.groups[group].layout, model.geometry.grain

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, GatedDelta
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
@@ -81,7 +81,7 @@ class GatedDeltaPallas(ReplayPallas):
 
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, None]:
+    ) -> Chunked:
         # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
@@ -110,10 +110,10 @@ class GatedDeltaPallas(ReplayPallas):
         arena, conv, uk, dt = store_tail(tail, layer=at.layer, layout=layout, **PALLAS)
         state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
         if gates is None:
-            return jnp.zeros((), dtype_of(h)), state.replace(arena=arena), None
+            return Chunked(jnp.zeros((), dtype_of(h)), state.replace(arena=arena))
         # The tail first: the projection and the records are then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
-        return _output(params, y, gates, spec), state.replace(arena=arena), None
+        return Chunked(_output(params, y, gates, spec), state.replace(arena=arena))
 
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model

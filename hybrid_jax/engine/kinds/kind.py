@@ -181,18 +181,33 @@ class Entry:
 
 
 class Tail(NamedTuple):
-    """What a layer's chunk leaves to be written at the end of the step, or to be read by other layers.
+    """What a layer's chunk leaves to be written at the end of the step.
 
     Attributes:
         rings: what goes to the rows' rings, by array.
-        columns: bits[R, W - 1, E] columns of the checkpoint after the chunk; None if the layer has written all itself.
+        columns: bits[R, W - 1, E] columns of the checkpoint after the chunk.
         state: float32[R, units, unit_words] state of that checkpoint; None where there are only columns.
-        stream: what layers of its group need to read its state (`LayerSteps.rescan`); None if there are none.
     """
 
     rings: dict[str, Entry]
-    columns: jax.Array | None
+    columns: jax.Array
     state: jax.Array | None
+
+
+class Chunked(NamedTuple):
+    """What one layer makes of a chunk.
+
+    Attributes:
+        out: outputs [R, T, D], or parts of them. If the layer has no input of its own and only writes, they mean
+            nothing.
+        state: the state.
+        tail: what the layer has not written itself; None if it has written all.
+        stream: what layers that share its state need to read it (`LayerSteps.rescan`); None if there are none.
+    """
+
+    out: jax.Array
+    state: State
+    tail: Tail | None = None
     stream: Any = None
 
 
@@ -235,7 +250,7 @@ class LayerSteps(Protocol):
         """One layer of a chunk that reads the state of its group: outputs [R, T, D].
 
         Args:
-            stream: from the `Tail` of the group's first layer.
+            stream: from what the group's first layer has made (`Chunked`).
         """
         raise NotImplementedError
 
@@ -253,11 +268,8 @@ class LayerSteps(Protocol):
 
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, Tail | None]:
-        """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself.
-
-        If the layer has no input of its own and only writes, the outputs mean nothing.
-        """
+    ) -> Chunked:
+        """One layer of a chunk."""
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
         """Folds the rings of all layers of a group into checkpoints; `shared` is what `prepare` has made of them."""

@@ -11,7 +11,7 @@ from hybrid_jax.config import EngineConfig, Mamba1
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.carry import copies_of_path
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import ChunkPlan, CommitRows, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, CommitRows, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
@@ -95,7 +95,7 @@ class Mamba1Pallas(WithPallasColumns):
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, None]:
+    ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         projected = linear(h, params["in_proj"], params.get("in_bias"))
@@ -120,7 +120,7 @@ class Mamba1Pallas(WithPallasColumns):
         # The tail first: the projection is then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, state=carried)
-        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, None
+        return Chunked(linear_in_parts(y, params["out_proj"], params.get("out_bias")), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         own, ring = model.geometry.groups[group], state.rings[group]["state"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import ChunkPlan, Entry, FoldRows, Tail, WindowPlan
+from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, Entry, FoldRows, WindowPlan
 from hybrid_jax.engine.kinds.mamba2_xla import rescan
 from hybrid_jax.engine.kinds.replay import Scanned
 from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
@@ -26,8 +26,13 @@ from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
-from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, ssd_states_frames, store_tail
-from pallas_kernels.ssd_scan import Tail as ChunkTail
+from pallas_kernels.ssd_scan import (
+    ScanFrames,
+    Tail,
+    ssd_scan_frames,
+    ssd_states_frames,
+    store_tail,
+)
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
@@ -74,7 +79,7 @@ class Mamba2Pallas(ReplayPallas):
 
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, Tail | None]:
+    ) -> Chunked:
         # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
@@ -107,18 +112,18 @@ class Mamba2Pallas(ReplayPallas):
             y, arena = ssd_scan_frames(
                 chunk, records=sizes, first_frame=first, implementation=model.scan
             )
-        tail = ChunkTail(
+        tail = Tail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
         arena, conv, xB, dt = store_tail(tail, layer=at.layer, layout=sizes, **PALLAS)
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         if gates is None:
-            return jnp.zeros((), dtype_of(h)), state.replace(arena=arena), None
+            return Chunked(jnp.zeros((), dtype_of(h)), state.replace(arena=arena))
         # The tail first: the projection and the records are then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
-        left = None if stream is None else Tail({}, None, None, stream)
-        return _output(params, y, gates, spec), state.replace(arena=arena), left
+        out = _output(params, y, gates, spec)
+        return Chunked(out, state.replace(arena=arena), stream=stream)
 
     def reread(
         self,

@@ -20,6 +20,7 @@ from hybrid_jax.engine.kinds.columns import (
     fold_layers,
 )
 from hybrid_jax.engine.kinds.kind import (
+    Chunked,
     ChunkPlan,
     ChunkRows,
     CommitRows,
@@ -205,7 +206,7 @@ class Replay(WithColumns):
 
     def chunk(
         self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, Tail]:
+    ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         own = frames.layer_frames(rows.read, at.layer, group)
@@ -226,7 +227,7 @@ class Replay(WithColumns):
                 rings[name] = Entry(_stored(tail, ring, model))
         last = ring_bits(slice_tokens(columns, rows.state_len, count), model)
         stream = Scanned(params, old, records) if model.config.state_group > 1 else None
-        return out, state, Tail(rings, last, new, stream)
+        return Chunked(out, state, Tail(rings, last, new), stream)
 
     def rescan(
         self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: RecurrentMixer

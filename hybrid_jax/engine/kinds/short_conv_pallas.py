@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import EngineConfig, ShortConv
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import Model, State
@@ -49,7 +49,7 @@ class ShortConvPallas(WithPallasColumns):
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, None]:
+    ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         projected = linear(h, params["in_proj"], params.get("in_bias"))
@@ -62,7 +62,7 @@ class ShortConvPallas(WithPallasColumns):
         )
         arena, conv = store_short_tail(tail, layer=at.layer, **PALLAS)
         state = state.replace(arena=arena).with_ring(at.group, conv=conv)
-        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, None
+        return Chunked(linear_in_parts(y, params["out_proj"], params.get("out_bias")), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         folds = rows.lengths(model.geometry.grain)

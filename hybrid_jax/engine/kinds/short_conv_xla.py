@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import ShortConv
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import Convolved, WithColumns, convolve_window, fold_layers
-from hybrid_jax.engine.kinds.kind import ChunkPlan, Entry, FoldRows, Tail, WindowPlan
+from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, Entry, FoldRows, Tail, WindowPlan
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.layers import short_conv
@@ -38,7 +38,7 @@ class ShortConvSteps(WithColumns, Convolved):
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> tuple[jax.Array, State, Tail]:
+    ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         before = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
@@ -51,7 +51,8 @@ class ShortConvSteps(WithColumns, Convolved):
             ring_bits(slice_tokens(columns, count, group.layout.columns), model)
             for count in (rows.length, rows.state_len)
         )
-        return short_conv.output(params, y, C), state, Tail({"conv": Entry(last)}, end, None)
+        tail = Tail({"conv": Entry(last)}, end, None)
+        return Chunked(short_conv.output(params, y, C), state, tail)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         return fold_layers(state, group, rows, None, model)

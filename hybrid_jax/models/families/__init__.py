@@ -1,6 +1,6 @@
 """The families, one file each: what their config.json means and which tensors their checkpoints have. No arrays.
 
-May import: config, kinds, models.family, models.hf_config, models.families.
+May import: config, kinds, models.family, models.hf_config, models.swiftkv, models.families.
 """
 
 from __future__ import annotations

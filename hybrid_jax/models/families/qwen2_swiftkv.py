@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.families import qwen2
-from hybrid_jax.models.families.llama_swiftkv import family_with_cut, with_fields_of_cut
 from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.swiftkv import family_with_cut, with_fields_of_cut
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
