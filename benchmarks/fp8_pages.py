@@ -27,7 +27,7 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.weights import BUNDLED, load_model
 
 DECODED = 128
-CASES = ((8, 64), (1, 1500), (8, 1500))  # rows, tokens of each prompt
+CASES = ((8, 64), (1, 1500))  # rows, tokens of each prompt
 
 
 def models() -> dict[str, tuple[ModelConfig, dict]]:

@@ -12,14 +12,20 @@ EVERYTHING = os.environ.get("HYBRID_JAX_TESTS") == "all"
 left_to_all = pytest.mark.left_to_all
 # The longest tests of what other tests look at too: by file and test, and how the case in brackets begins.
 LONG = {
+    "aot/test_cut.py": (
+        "test_fp8_pages_add_no_launch_and_no_copy",
+        "test_layers_that_share_a_state_have_scores_in_place_of_a_convolution",
+    ),
     "aot/test_kinds.py": tuple(
         f"test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[{name}-1]"
         for name in ("qwen3_5_9b", "falcon_h1", "lfm2", "jamba")
     ),
     "aot/test_steps.py": (
+        "test_a_decode_step_whose_tokens_triton_draws_copies_nothing_more",
         "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head_tree",
         "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head]",
         "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[tree]",
+        "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[second]",
         "test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[64-2]",
         "test_a_prefill_step_with_the_triton_scan_copies_nothing_more[2-2048]",
         "test_experts_of_a_decode_step_are_in_its_command_buffer[1]",
@@ -37,8 +43,15 @@ LONG = {
         "test_a_step_updates_its_state_in_place[decode_adjusted",
         "test_a_step_updates_its_state_in_place[prefill_adjusted",
         "test_a_step_updates_its_state_in_place[prefill_other_side_by_side",
+        "test_a_step_updates_its_state_in_place[exact_attention_behind_carried",
+        "test_a_step_updates_its_state_in_place[decode_cut_shared",
+        "test_a_step_updates_its_state_in_place[prefill_fp8",
+        "test_a_step_that_judges_drafts_updates_its_state_in_place[exit_carried",
+        "test_a_step_that_judges_drafts_updates_its_state_in_place[tree_fp8",
+        "test_a_step_that_judges_drafts_updates_its_state_in_place[verify_reported_and_adjusted",
         "test_a_step_that_judges_drafts_updates_its_state_in_place[second]",
         "test_a_step_that_judges_drafts_updates_its_state_in_place[verify]",
+        "test_steps_beside_it_update_its_state_in_place_too[JAC",
         "test_steps_beside_it_update_its_state_in_place_too[MAM",
         "test_steps_beside_it_update_its_state_in_place_too[second-prefill",
         "test_a_step_updates_its_state_in_place[decode_cut]",
@@ -47,7 +60,13 @@ LONG = {
         "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[M|DG",
         "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[A|P-float32-1-32-1",
         "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[A|P-float32-1-32-3",
+        "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[MA!MAMA-float32-4-128-2",
     ),
+    "engine/test_allocation_faults.py": tuple(
+        f"test_an_allocation_that_fails_costs_a_restart_and_no_token[{case}"
+        for case in ("pages of two grains", "pages of four grains", "drafts", "recurrent")
+    ),
+    "engine/test_compile_count.py": ("test_a_warmup_covers_what_it_is_asked_for",),
     "engine/test_fusion_names.py": (
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_one_frame",
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_bfloat16",
@@ -58,15 +77,24 @@ LONG = {
     ),
     "engine/test_interrupts.py": (
         "test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing[suffix",
+        "test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing[ngram",
     ),
+    "engine/test_judging.py": ("test_100_000_draws_follow_the_softmax[tree",),
     "engine/test_kernel_paths.py": (
         "test_tokens_are_those_of_xla[bamba",
         "test_tokens_are_those_of_xla[lfm2",
         "test_tokens_are_those_of_xla[jamba",
+        "test_tokens_are_those_of_xla[with_cut_delta",
+        "test_layers_draft_on_kernels_what_they_draft_by_xla[jamba",
+        "test_windows_of_which_some_tokens_stay_give_plain_tokens[mamba2",
     ),
     "engine/test_program_store.py": ("test_another_engine_or_model_has_programs_of_its_own",),
+    "engine/test_short_chunk.py": ("test_two_chunks_leave_what_one_leaves[with_own_readout",),
     "engine/test_sizing.py": (
         "test_the_logits_of_every_step_fit_what_is_counted_for_them[16-False",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds14",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds15",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds19",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds2",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds3",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds8",
@@ -75,11 +103,18 @@ LONG = {
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds13",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds17",
     ),
+    "engine/test_unjudged.py": ("test_requests_whose_logits_are_adjusted_are_judged[asked1",),
     "engine/test_walk.py": (
+        "test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",
         "test_a_token_of_a_tree_gives_the_numbers_of_its_path[jamba-pallas",
         "test_a_token_of_a_tree_gives_the_numbers_of_its_path[jamba-xla",
     ),
+    "exactness/test_drafting_layers.py": (
+        "test_a_second_model_like_the_first_is_always_right[draft-qwen3_next",
+    ),
     "exactness/test_exact_mode.py": (
+        "test_batches_rows_and_arrivals_change_no_bit[with_unknown_kind",
+        "test_batches_rows_and_arrivals_change_no_bit[with_cut-exact_fp8",
         "test_batches_rows_and_arrivals_change_no_bit[windowed",
         "test_batches_rows_and_arrivals_change_no_bit[jamba",
         "test_batches_rows_and_arrivals_change_no_bit[mamba2",
@@ -87,11 +122,15 @@ LONG = {
     "exactness/test_matrix.py": (
         "test_few_rows_and_many_give_the_same_tokens[bamba",
         "test_few_rows_and_many_give_the_same_tokens[windowed",
-        "test_penalties_bias_and_allowed_tokens[with_unknown_kind",
+        "test_penalties_bias_and_allowed_tokens[jamba",
     ),
-    "exactness/test_speculation.py": tuple(
-        f"test_in_exact_mode_drafts_change_no_bit[{name}"
-        for name in ("mamba2", "qwen3_next", "windowed")
+    "exactness/test_planted_bugs.py": ("test_scales_of_fp8_move_with_what_they_scale",),
+    "exactness/test_speculation.py": (
+        "test_random_traffic_gives_plain_tokens",
+        *(
+            f"test_in_exact_mode_drafts_change_no_bit[{name}"
+            for name in ("mamba2", "qwen3_next", "windowed", "with_unknown_kind", "jamba")
+        ),
     ),
     "exactness/test_random_traffic.py": ("test_random_traffic_gives_the_plain_tokens[mamba2",),
     "exactness/test_tiny_pool.py": ("test_preemptions_and_evictions_change_no_token[64",),
@@ -105,16 +144,23 @@ LONG = {
         f"test_the_engine_continues_as_transformers_does[{family}"
         for family in (
             *("bamba", "falcon_mamba", "granite", "lfm2_attention", "mamba2", "mamba_"),
-            *("nemotron", "qwen3_next", "qwen3_5_dense", "lfm2_moe"),
+            *("nemotron", "qwen3_next", "qwen3_5_dense", "lfm2_moe", "jamba_experts_biases"),
         )
     ),
+    "sim/test_adaptive_traces.py": (
+        "test_adaptive_closes_four_tenths_of_the_gap_to_the_clairvoyant_on_average",
+    ),
+    "sim/test_allocator_studies.py": ("test_a_smoke_run_fills_every_table",),
     "sim/test_published.py": ("test_baselines_hit_what_the_published_simulator_hits[agents",),
     "surface/test_batch_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
     "surface/test_speculation.py": (
         "test_one_draft_at_a_time_is_enough[ngram",
         "test_one_draft_at_a_time_is_enough[suffix",
+        "test_one_draft_at_a_time_is_enough[mtp",
     ),
+    "surface/test_structured_outputs.py": ("test_every_completion_under_a_schema_is_valid[llm-1",),
     "surface/test_batch_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
+    "test_benchmarks.py": ("test_a_smoke_run_of_all_scripts_fills_tables_and_file",),
     "test_compare_commits.py": ("test_one_model_goes_through_hits_forks_and_evictions",),
     "test_gpu_7b_smoke.py": (
         "test_every_section_is_there_without_errors",
@@ -122,11 +168,19 @@ LONG = {
         "test_bytes_of_the_decode_floor_are_those_counted_by_hand",
         "test_a_hit_skips_nine_tenths_of_the_prompt_and_their_flops",
         "test_both_kernels_draw_the_same_first_tokens",
+        "test_a_model_with_a_cut_is_measured_beside_the_one_without",
     ),
     "test_on_gpu.py": (
         "test_both_scripts_leave_their_few_files",
         "test_the_report_holds_every_table",
     ),
+    "train/test_distillation.py": (
+        "test_measurements_are_means_over_tokens",
+        "test_steps_lower_what_they_aim_at_and_leave_the_teacher[goal1",
+        "test_steps_lower_what_they_aim_at_and_leave_the_teacher[goal2",
+        "test_texts_are_read_with_the_tokenizer_of_the_model",
+    ),
+    "train/test_mtp.py": ("test_the_loss_follows_the_chain_that_drafts",),
     "typing/test_editors.py": ("test_mypy_finds_the_installed_package_from_anywhere",),
 }
 

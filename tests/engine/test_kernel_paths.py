@@ -132,13 +132,30 @@ def two_groups() -> ModelConfig:
     return with_cut(replace(plain, layers=layers), 3, state_group=2)
 
 
+def few_layers() -> ModelConfig:
+    """A Mamba-2 layer, and behind the cut two layers of attention beside Mamba-2, which share both."""
+    plain = tiny_model("with_cut")[0].without_cut
+    own, near = plain.layers[4], plain.layers[5]
+    beside = replace(own, mixers=(*own.mixers, *near.mixers))
+    layers = (own, beside, beside)
+    return with_cut(replace(plain, layers=layers), 1, kv_group=2, state_group=2)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["with_cut", "two_groups"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "few_layers",
+        pytest.param("with_cut", marks=left_to_all),
+        pytest.param("two_groups", marks=left_to_all),
+    ],
+)
 def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share(name):
     """Attention layers share keys and values, and Mamba-2 layers a state; one prompt goes through all layers."""
-    config, params = tiny_model("with_cut")
-    if name == "two_groups":
-        config = two_groups()
+    if name == "with_cut":
+        config, params = tiny_model(name)
+    else:
+        config = few_layers() if name == "few_layers" else two_groups()
         params = redrawn(config, seed=0)
     assert config.state_group == 2
     found = {}

@@ -29,9 +29,9 @@ else:
 # Others have what these have: with_unknown_kind two shapes of KV, nemotron_h_biases_limits, qwen3_next and with_cut the
 # rest.
 LEFT_TO_ALL = (
-    () if EVERYTHING else ("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta")
+    *("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta", "with_own_readout"),
 )
-NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
+NAMES = tuple(name for name in (*MODELS, *CHOSEN) if EVERYTHING or name not in LEFT_TO_ALL)
 DRAWN = ("mamba2", "qwen3_next", "jamba", "windowed", "with_unknown_kind", "with_cut")
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
 FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind")

@@ -16,11 +16,8 @@ from tests.exactness.speculation_matrix import (
     subject_of,
 )
 
-DRAWN = (  # each drafter, and each way to keep state
-    *("planted-jamba", "ngram-parallel", "suffix-qwen3_next"),
-    *("mtp_tree-qwen3_next", "exact_draft-jamba"),
-)
-TOKENS = 20_000  # of all engines that are drawn together
+DRAWN = ("planted-jamba", "ngram-parallel")  # the quickest
+TOKENS = 8_000  # of all engines that are drawn together
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, Rope, with_cut
+from hybrid_jax.config.cut import WITH_CUT
+from hybrid_jax.kinds.kind import Kind
+from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.models.cut import cut_params
@@ -190,6 +193,11 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
 def test_a_cut_that_cannot_be_is_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         with_cut(MODELS[name](), settings.pop("cut"), **settings)
+
+
+def test_the_mixers_that_may_stand_behind_a_cut_are_those_whose_kinds_name_their_parts():
+    named = {spec for spec, kind in KINDS.items() if type(kind).parts is not Kind.parts}
+    assert named == set(WITH_CUT) and all(KINDS[spec].projection for spec in named)
 
 
 def test_layers_that_differ_cannot_share():
