@@ -57,6 +57,17 @@ def run_decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     return elapsed, tokens
 
 
+def token_seconds(engine: Engine, count: int) -> Callable[[list[list[int]]], float]:
+    """From prompts to the seconds of each of `count` tokens that an engine decodes for them, as in `run_decode`."""
+
+    def call(prompts: list[list[int]]) -> float:
+        asked = [request(str(i), prompt, count) for i, prompt in enumerate(prompts)]
+        seconds, tokens = run_decode(engine, asked)
+        return seconds / tokens
+
+    return call
+
+
 def quantiles(values: list[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile."""
     low, high = np.percentile(values, [10, 90])

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import header, quantiles, request, run_decode, turns, write_json
-from random_models import NEMOTRON_FIELDS
+from common import header, quantiles, token_seconds, turns, write_json
+from random_models import nemotron_model
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.config.engine import KV_CACHE_DTYPES
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.weights import BUNDLED, load_model
 
@@ -32,9 +31,7 @@ CASES = ((8, 64), (1, 1500))  # rows, tokens of each prompt
 
 def models() -> dict[str, tuple[ModelConfig, dict]]:
     """By name."""
-    config = replace(
-        config_from_hf({"model_type": "nemotron_h", **NEMOTRON_FIELDS}), dtype="float32"
-    )
+    config = nemotron_model()
     return {
         "bundled": load_model(BUNDLED, dtype="float32"),
         "nemotron_h_173m": (config, random_params(config, 0)),
@@ -43,16 +40,8 @@ def models() -> dict[str, tuple[ModelConfig, dict]]:
 
 def ratios(engines: dict[str, Engine], draw: Callable[[], Any], rounds: int) -> dict[str, Any]:
     """Seconds of a token of each side, and how many times as long FP8 takes."""
-
-    def side(engine: Engine) -> Callable[[Any], float]:
-        def call(prompts: list[list[int]]) -> float:
-            asked = [request(str(i), one, DECODED) for i, one in enumerate(prompts)]
-            seconds, tokens = run_decode(engine, asked)
-            return seconds / tokens
-
-        return call
-
-    found = turns(rounds, {name: side(engine) for name, engine in engines.items()}, draw)
+    sides = {name: token_seconds(engine, DECODED) for name, engine in engines.items()}
+    found = turns(rounds, sides, draw)
     pairs = zip(found["auto"], found["fp8"], strict=True)
     seconds = {name: quantiles(values) for name, values in found.items()}
     return seconds | {"ratio": quantiles([fp8 / auto for auto, fp8 in pairs])}

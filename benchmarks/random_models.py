@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models import config_from_hf
 
 NEMOTRON = "M-M-M-M*-M-M-M*-"  # Nemotron-H: M Mamba-2, - MLP, * attention; a layer is one of them
 GRANITE = "MMMMM*MMMMM*"  # Granite 4: a layer is a mixer and an MLP
@@ -35,6 +39,11 @@ def nemotron_config():
     from transformers import NemotronHConfig
 
     return NemotronHConfig(**NEMOTRON_FIELDS)
+
+
+def nemotron_model() -> ModelConfig:
+    """The same as the engine's own config, in float32: for random weights without transformers."""
+    return replace(config_from_hf({"model_type": "nemotron_h", **NEMOTRON_FIELDS}), dtype="float32")
 
 
 def granite_config():

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import header, quantiles, request, run, run_decode, turns, write_json
-from random_models import NEMOTRON_FIELDS
+from common import header, quantiles, request, run, token_seconds, turns, write_json
+from random_models import nemotron_model
 
 from hybrid_jax.config import CacheConfig, EngineConfig, with_cut
 from hybrid_jax.costs import prefill_flops
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.initialize import random_params
 
@@ -39,9 +37,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    plain = replace(
-        config_from_hf({"model_type": "nemotron_h", **NEMOTRON_FIELDS}), dtype="float32"
-    )
+    plain = nemotron_model()
     changed = with_cut(plain, len(plain.layers) // 2)
     params = random_params(plain, 0)
     settings = EngineConfig(
@@ -64,15 +60,7 @@ def main() -> None:
         return ratios(turns(given.rounds, sides, lambda: prompt(count)))
 
     def decoded() -> dict[str, Any]:
-        def side(engine: Engine) -> Callable[[Any], float]:
-            def call(prompts: list[list[int]]) -> float:
-                asked = [request(str(i), one, DECODED) for i, one in enumerate(prompts)]
-                seconds, tokens = run_decode(engine, asked)
-                return seconds / tokens
-
-            return call
-
-        sides = {name: side(engine) for name, engine in engines.items()}
+        sides = {name: token_seconds(engine, DECODED) for name, engine in engines.items()}
         return ratios(turns(given.rounds, sides, lambda: [prompt(PROMPT) for _ in range(ROWS)]))
 
     report: dict[str, Any] = {"cut": changed.cut, "layers": len(plain.layers), "first_token": {}}

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
-from random_models import NEMOTRON_FIELDS
+from random_models import nemotron_model
 
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.costs import state_elements
@@ -40,7 +40,7 @@ from hybrid_jax.engine.drafters.table import DRAFTERS
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import config_from_hf, decoder
+from hybrid_jax.models import decoder
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.stacks import ExitStack
 from hybrid_jax.sizing.budget import split_memory
@@ -80,9 +80,7 @@ class Subject:
 
 
 def nemotron() -> Subject:
-    config = replace(
-        config_from_hf({"model_type": "nemotron_h", **NEMOTRON_FIELDS}), dtype="float32"
-    )
+    config = nemotron_model()
     return Subject(config, random_params(config, 0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -100,6 +101,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def root() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C interrupts, also where the tests run in the background: shells have it ignored there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

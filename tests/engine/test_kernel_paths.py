@@ -123,22 +123,19 @@ def test_tokens_are_those_of_xla(name):
     assert [len(tokens) for tokens in got] == [20] * (5 + EVERYTHING)
 
 
-def two_groups() -> ModelConfig:
-    """Two groups of Mamba-2 layers that share a state, the first of which stands beside attention."""
+def sharing(name: str) -> ModelConfig:
+    """Models whose layers behind the cut share.
+
+    "two_groups": of Mamba-2 layers that share a state; the first of them stands beside attention. "few_layers": one of
+    Mamba-2, and behind the cut two of attention beside Mamba-2, which share both.
+    """
     plain = tiny_model("with_cut")[0].without_cut
     own, near = plain.layers[4], plain.layers[5]
     beside = replace(own, mixers=(*own.mixers, *near.mixers))
+    if name == "few_layers":
+        return with_cut(replace(plain, layers=(own, beside, beside)), 1, kv_group=2, state_group=2)
     layers = (*plain.layers[:3], beside, own, own, own, near)
     return with_cut(replace(plain, layers=layers), 3, state_group=2)
-
-
-def few_layers() -> ModelConfig:
-    """A Mamba-2 layer, and behind the cut two layers of attention beside Mamba-2, which share both."""
-    plain = tiny_model("with_cut")[0].without_cut
-    own, near = plain.layers[4], plain.layers[5]
-    beside = replace(own, mixers=(*own.mixers, *near.mixers))
-    layers = (own, beside, beside)
-    return with_cut(replace(plain, layers=layers), 1, kv_group=2, state_group=2)
 
 
 @pytest.mark.slow
@@ -155,7 +152,7 @@ def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share(name):
     if name == "with_cut":
         config, params = tiny_model(name)
     else:
-        config = few_layers() if name == "few_layers" else two_groups()
+        config = sharing(name)
         params = redrawn(config, seed=0)
     assert config.state_group == 2
     found = {}

@@ -18,7 +18,7 @@ from tests.exactness.conftest import NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
 
-# This one has attention, a state of its own kind, and experts. The others are compiled quickly in `make test`.
+# This one has attention, Mamba-1 and experts. The others are compiled quickly in `make test`.
 AS_USERS = ("jamba",)
 QUICKLY = tuple(name for name in NAMES if name not in AS_USERS)
 OTHERWISE = [("nemotron_h_moe", "fine"), ("windowed", "coarse")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -44,14 +43,6 @@ def bundled():
     """The bundled model, for all tests that need no settings of their own: its programs are compiled once."""
     with LLM(**BUNDLED) as llm:
         yield llm
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c():
-    """Ctrl-C interrupts, also where the tests run in the background: shells have it ignored there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

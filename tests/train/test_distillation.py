@@ -340,8 +340,6 @@ def test_ctrl_c_saves_the_step_and_the_same_call_goes_on(model, sources, tmp_pat
             signal.raise_signal(signal.SIGINT)
         return made
 
-    # Where a shell runs this in the background, SIGINT is ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distillation, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
