@@ -1,4 +1,7 @@
-"""What this machine has, as far as that can be found without jax."""
+"""What this machine has, as far as that can be found without jax.
+
+psutil knows neither the limits of cgroups nor the most memory that a process has held, which is what is asked for here.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+
+import platformdirs
 
 try:
     import resource
@@ -118,6 +123,11 @@ def widens_bfloat16() -> bool:
     return found is not None and int(found[1]) < 11
 
 
+def user_cache_dir() -> Path:
+    """The folder for files of this package that may be deleted at any time."""
+    return platformdirs.user_cache_path("hybrid_jax", appauthor=False)
+
+
 def peak_resident_bytes() -> int | None:
     """The most physical memory that this process has held at one time; None if the system does not tell.
 
@@ -151,8 +161,12 @@ def has_accelerator() -> bool:
     wanted = _platform()
     if wanted:
         return wanted != "cpu"
-    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    return has_nvidia() and any(find_spec(name) for name in plugins)
+    return has_nvidia() and has_gpu_plugin()
+
+
+def has_gpu_plugin() -> bool:
+    """Whether jax's plugin for NVIDIA GPUs is installed."""
+    return any(find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
 
 
 def wants_missing_gpu() -> str | None:

@@ -1,5 +1,5 @@
 """What a caller holds: `LLM`, feeds, prompts' way into the engine, outputs, and the thread that owns the engine.
 
 May import: byte_sizes, cache.tree, config, constraints, engine, geometry, machine, schedule, sizing, text, weights.
-Packages: jax, rich.
+Packages: jax, numpy, rich.
 """

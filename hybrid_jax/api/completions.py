@@ -12,7 +12,7 @@ from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetr
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
 from hybrid_jax.schedule.drafts import DraftCounts
-from hybrid_jax.schedule.request import Request, TokenLogprobs
+from hybrid_jax.schedule.request import Pooling, Request, TokenLogprobs
 from hybrid_jax.text.incremental import IncrementalDecoder, StopStrings
 from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -138,6 +138,7 @@ class Job:
         max_tokens: limit on the tokens of each completion.
         limits: what limits the choice of tokens in each completion.
         compile_seconds: returns how long the engine has compiled so far.
+        logprobs_from, pooling: as in `Request`.
     """
 
     def __init__(
@@ -153,6 +154,8 @@ class Job:
         max_tokens: int,
         limits: TokenLimits,
         compile_seconds: Callable[[], float],
+        logprobs_from: int = 1,
+        pooling: Pooling | None = None,
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
         self._tokenizer = tokenizer
@@ -178,6 +181,8 @@ class Job:
                     forbidden_ids=limits.forbidden_ids,
                     constraint=limits.constraints[sample] if limits.constraints else None,
                     cache_breakpoints=prompt.cache_breakpoints,
+                    logprobs_from=logprobs_from,
+                    pooling=pooling,
                 ),
                 tokenizer,
             )

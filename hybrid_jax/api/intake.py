@@ -14,6 +14,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import (
     ROLES,
     Conversation,
@@ -68,8 +69,15 @@ class Intake:
         self,
         prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        logprobs_from: Sequence[int] | None = None,
+        pooling: Pooling | None = None,
     ) -> list[Job]:
         """One job per prompt, each with the next request id.
+
+        Args:
+            prompts, params: as in `LLM.generate`.
+            logprobs_from, pooling: as in `Request`, the first of them for each prompt.
 
         Raises:
             ValueError: something is wrong with a prompt or its parameters. No request has been numbered.
@@ -106,6 +114,8 @@ class Intake:
                 max_tokens=max_tokens,
                 limits=limits,
                 compile_seconds=engine.compile_seconds,
+                logprobs_from=1 if logprobs_from is None else logprobs_from[index],
+                pooling=pooling,
             )
             makers.append(make)
         with self._numbering:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from hybrid_jax.api.cache_view import CacheView, Ledger
+from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.api.intake import Intake
@@ -24,8 +27,9 @@ from hybrid_jax.api.options import (
     peak_memory_bytes,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
-from hybrid_jax.api.overview import fingerprint, overview
+from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vectors_of
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import (
     CacheConfig,
@@ -39,7 +43,9 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes
+from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import Conversation
+from hybrid_jax.text.given_tokenizer import TokenizerLike, as_tokenizer
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.weights import (
@@ -87,9 +93,12 @@ class LLM:
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
+            any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: do not print `describe()` on stderr. Nothing else is printed unasked, except a line on a terminal or in
             a notebook while a program is compiled.
-        progress: show a bar while the weights load.
+        progress: a bar while the weights load: True or False, or None for one in terminals and notebooks if it takes
+            longer than a second.
         **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
 
     Raises:
@@ -119,8 +128,9 @@ class LLM:
         speculation: str | SpeculationConfig = "off",
         seed: int = 0,
         exact: bool = False,
+        tokenizer: TokenizerLike | None = None,
         quiet: bool = False,
-        progress: ProgressOption = False,
+        progress: ProgressOption = None,
         **options: Unpack[RareOptions],
     ) -> None:
         sizes = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
@@ -128,6 +138,7 @@ class LLM:
         given["speculation"] = speculation
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
+        own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
@@ -145,7 +156,7 @@ class LLM:
         self._start(
             config,
             params,
-            Tokenizer.from_directory(folder),
+            own_tokenizer or Tokenizer.from_directory(folder),
             engine_config,
             defaults,
             quiet,
@@ -158,12 +169,21 @@ class LLM:
         config: ModelConfig,
         params: Any,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenizerLike | None = None,
         dtype: str = "float32",
         quiet: bool = False,
         **options: Unpack[EngineOptions],
     ) -> LLM:
-        """An LLM of weights that are in memory already, in `dtype`. The options are those of `LLM`."""
+        """An LLM of weights that are in memory already, in `dtype`. The options are those of `LLM`.
+
+        Example:
+            >>> from hybrid_jax import LLM, SamplingParams, load_model
+            >>> config, params = load_model()
+            >>> llm = LLM.from_params(config, params, max_rows=1, quiet=True)
+            >>> [output] = llm.generate([100, 101, 102, 32], SamplingParams(max_tokens=4))
+            >>> len(output.outputs[0].token_ids), output.outputs[0].text
+            (4, '')
+        """
         check_process()
         programs = enable_compile_cache(device=first_device())
         self = cls.__new__(cls)
@@ -171,7 +191,8 @@ class LLM:
         wait_for_dropped(SECONDS_FOR_DROPPED)
         config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
         engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
-        self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet, programs)
+        own = None if tokenizer is None else as_tokenizer(tokenizer)
+        self._start(config, params, own, engine_config, SamplingParams(), quiet, programs)
         return self
 
     def _start(
@@ -210,7 +231,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        progress: ProgressOption = False,
+        progress: ProgressOption = None,
     ) -> list[RequestOutput]:
         """Completes prompts together, along the tree of their prefixes. The outputs are in the order of the prompts.
 
@@ -221,7 +242,7 @@ class LLM:
             sampling_params: one for all, or a list of equal length; None for `get_default_sampling_params()`. Without
                 `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
             use_tqdm: show a bar; this is vLLM's name for the option.
-            progress: show a bar, or call this with (prompts done, prompts in all).
+            progress: a bar, as for `LLM`, or call this with (prompts done, prompts in all).
 
         Raises:
             ValueError: something is wrong with a prompt or its parameters. Nothing has run.
@@ -234,12 +255,16 @@ class LLM:
             [4, 4]
         """
         jobs = self._intake.jobs(prompts, sampling_params)
-        with progress_of(progress or use_tqdm, "generating") as report:
+        self._run(jobs, progress or use_tqdm, "generating")
+        return [job.output() for job in jobs]
+
+    def _run(self, jobs: list[Job], progress: ProgressOption, what: str) -> None:
+        """Runs jobs to their ends, behind a bar that says `what`."""
+        with progress_of(progress, what) as report:
             with closing(self._thread.run(Call(jobs))) as all_news:
                 for news in all_news:
                     if jobs:
                         report(news.num_finished, len(jobs))
-        return [job.output() for job in jobs]
 
     def stream(
         self,
@@ -301,7 +326,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         cache_breakpoints: Sequence[int] | None = None,
         use_tqdm: bool = False,
-        progress: ProgressOption = False,
+        progress: ProgressOption = None,
     ) -> list[RequestOutput]:
         """Continues a conversation, or several, through the model's chat template.
 
@@ -401,12 +426,89 @@ class LLM:
         """
         return self._intake.conversation(messages, **options)
 
+    # --- reading prompts --------------------------------------------------------------------------
+
+    def score(
+        self,
+        prompts: Prompts,
+        continuations: Prompts,
+        *,
+        progress: ProgressOption = None,
+    ) -> list[Score]:
+        """How likely continuations are, each behind its prompt. Nothing is generated.
+
+        Prompts that begin alike are computed once, through the prefix cache.
+
+        Args:
+            prompts, continuations: as many of one as of the other, or one prompt and several continuations, or the
+                reverse. Each is text or token ids. If both are text, the tokens are those of the two texts joined. A
+                token that holds characters of both then counts as part of the continuation.
+            progress: as in `generate`.
+
+        Raises:
+            ValueError: a prompt or a continuation is empty or malformed, or there are not as many of both.
+
+        Example:
+            >>> llm = LLM()
+            >>> scores = llm.score("import nump", ["y as np", "q as zz"])
+            >>> scores[0].logprob > scores[1].logprob
+            True
+        """
+        read = read_pairs(
+            prompts, continuations, self.get_tokenizer(), vocab_size=self.model_config.vocab_size
+        )
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        whole = [pair.whole for pair in read]
+        jobs = self._intake.jobs(whole, params, logprobs_from=[pair.first for pair in read])
+        self._run(jobs, progress, "scoring")
+        return [score_of(job, pair.first) for job, pair in zip(jobs, read, strict=True)]
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        progress: ProgressOption = None,
+    ) -> np.ndarray:
+        """Vectors for prompts, made of hidden states behind the model's last norm: float32[prompts, width].
+
+        Args:
+            prompts: as in `generate`.
+            pooling: "last" for the hidden state of the last token, which may use the prefix cache, or "mean" for the
+                mean over all tokens, for which all of the prompt is computed.
+            normalize: scale each vector to length 1.
+            progress: as in `generate`.
+
+        Raises:
+            ValueError: something is wrong with a prompt, or pooling is neither.
+
+        Example:
+            >>> llm = LLM()
+            >>> vectors = llm.embed(["import os", "import sys", "x = [1, 2]"], pooling="mean")
+            >>> vectors.shape == (3, llm.model_config.width)
+            True
+            >>> bool(vectors[0] @ vectors[1] > vectors[0] @ vectors[2])
+            True
+        """
+        check_pooling(pooling)
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        jobs = self._intake.jobs(prompts, params, pooling=pooling)
+        self._run(jobs, progress, "embedding")
+        width = self.model_config.width
+        return vectors_of(jobs, width=width, normalize=normalize)
+
     # --- looking and tidying ----------------------------------------------------------------------
 
     @property
     def cache(self) -> CacheView:
         """The prefix cache: `llm.cache.explain(output)`, `llm.cache.describe()`."""
         return self._cache
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu", or a name such as "gpu, NVIDIA H200"."""
+        return device_words(self._engine.device)
 
     @property
     def max_model_len(self) -> int:
@@ -416,6 +518,36 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None if it came without one."""
         return self._intake.tokenizer
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, as `generate` makes them of a prompt.
+
+        Raises:
+            ValueError: the model came without a tokenizer.
+
+        Example:
+            >>> llm = LLM()
+            >>> llm.encode("ab")
+            [97, 98]
+            >>> llm.decode([97, 98]), llm.batch_decode([[97], [98, 99]])
+            ('ab', ['a', 'bc'])
+        """
+        return self._tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises as `encode` does."""
+        return self._tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(
+        self, sequences: Iterable[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """The texts of several lists of token ids. Raises as `encode` does."""
+        return self._tokenizer().batch_decode(sequences, skip_special_tokens=skip_special_tokens)
+
+    def _tokenizer(self) -> Tokenizer:
+        if (tokenizer := self.get_tokenizer()) is None:
+            raise ValueError("LLM: this model came without a tokenizer; pass tokenizer=...")
+        return tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of prompts that come without any: those in the model's generation_config.json, if it has one.
@@ -465,7 +597,7 @@ class LLM:
         logprobs: bool = False,
         penalties: bool = False,
         threads: int | None = None,
-        progress: ProgressOption = False,
+        progress: ProgressOption = None,
     ) -> dict[str, float]:
         """Compiles what `generate` will need, so that the first call is as fast as later ones.
 
@@ -475,7 +607,7 @@ class LLM:
             threads: how many compile at the same time. None for as many as there are processors, but for 1 on a GPU,
                 where the compiler times variants of a product, and two compilers would disturb each other. While
                 more than one compiles, other calls go on.
-            progress: show a bar, or call this with (programs done, programs in all).
+            progress: a bar, as for `LLM`, or call this with (programs done, programs in all).
 
         Returns:
             Seconds of compiling by the name of the program. With several threads they overlap.

@@ -20,6 +20,7 @@ from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
+from hybrid_jax.text.given_tokenizer import TokenizerLike
 from hybrid_jax.weights import read_json
 
 # Fields of generation_config.json about sampling, and their names here.
@@ -28,7 +29,7 @@ GENERATION_FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 # Keywords of `LLM` that are not fields of `EngineConfig`.
-OWN_OPTIONS = ("model", "dtype", "quiet", "progress")
+OWN_OPTIONS = ("model", "dtype", "tokenizer", "quiet", "progress")
 OFF = "off"  # no speculation
 
 
@@ -72,6 +73,7 @@ class LLMOptions(EngineOptions, total=False):
     """What `LLM` takes beside the model and `progress`."""
 
     dtype: str
+    tokenizer: TokenizerLike | None
     quiet: bool
 
 

@@ -71,9 +71,14 @@ def _cut(model: ModelConfig) -> str:
     return said
 
 
+def device_words(device: Device) -> str:
+    """What a device is: "cpu", or "gpu, NVIDIA H200"."""
+    return f"{device.platform}, {device.name}" if device.name else device.platform
+
+
 def _device(device: Device, sizes: MemorySplit, weight_bytes: int) -> str:
     """Where it runs, and how much of its memory the engine takes."""
-    name = f"{device.platform}, {device.name}" if device.name else device.platform
+    name = device_words(device)
     if device.num_bytes is None:
         return f"{name}; its memory is not known"
     taken = weight_bytes + sizes.total_bytes
@@ -143,7 +148,7 @@ def fingerprint(config: ModelConfig, params: Any, tokenizer: Tokenizer | None) -
     """A digest of a model's shape, of its weights (`weights_digest`) and of its tokenizer."""
     digest = hashlib.blake2b(weights_digest(config, params).encode(), digest_size=16)
     if tokenizer is not None:
-        digest.update(tokenizer.backend.to_str().encode())
+        digest.update(tokenizer.identity().encode())
         beside = [tokenizer.special_tokens, tokenizer.chat_templates]
         digest.update(json.dumps(beside, sort_keys=True).encode())
     return digest.hexdigest()

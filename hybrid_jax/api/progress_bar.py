@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
-ProgressOption = bool | Callable[[int, int], None]  # what callers pass as `progress=`
+# What callers pass as `progress=`. None is for a bar where someone looks at it, if the call takes longer than a moment.
+ProgressOption = bool | Callable[[int, int], None] | None
+PATIENCE = 1.0  # seconds before such a bar appears
 WIDTH = 32  # characters of "compiling ...", so that spaces can cover it
 # For each bar on the screen: what updates it, and what it normally says. The one begun last is at the end. The list
 # belongs to the process, as stderr does.
 _bars: list[tuple[Callable[..., None], str]] = []
 # Calls that remove the words about compiling from wherever they were written.
 _told: list[Callable[[], object]] = []
+
+
+def someone_looks() -> bool:
+    """Whether stderr is a terminal or a notebook."""
+    if sys.stderr is None:
+        return False
+    return sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream"
 
 
 @contextmanager
@@ -34,15 +44,35 @@ def progress_of(
     if callable(progress):
         yield progress
         return
-    if not progress:
+    if not (someone_looks() if progress is None else progress):
         yield lambda done, total: None
         return
+    begins = time.monotonic() + (PATIENCE if progress is None else 0.0)
+    with ExitStack() as shown:
+        update: Callable[..., None] | None = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal update
+            if update is None:
+                if time.monotonic() < begins:
+                    return
+                update = shown.enter_context(_bar(what, columns))
+            update(completed=done * unit, total=total * unit)
+
+        if progress:
+            update = shown.enter_context(_bar(what, columns))
+        yield report
+
+
+@contextmanager
+def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, and what updates it."""
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         update = functools.partial(bar.update, bar.add_task(what, total=None))
         entry = update, what
         _bars.append(entry)
         try:
-            yield lambda done, total: update(completed=done * unit, total=total * unit)
+            yield update
         finally:
             _bars.remove(entry)
 
@@ -59,7 +89,7 @@ def show_compiling(number: int, total: int) -> None:
             update, what = _bars[-1]
             update(description=text)
             _told.append(functools.partial(update, description=what))
-        elif sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream":
+        elif someone_looks():
             write = functools.partial(print, end="", file=sys.stderr, flush=True)
             write(f"\r{text:<{WIDTH}}")
             _told.append(functools.partial(write, f"\r{'':<{WIDTH}}\r"))

@@ -30,6 +30,7 @@ from hybrid_jax.batch.partial import (
 from hybrid_jax.batch.responses import AnswerIds
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary, line_counts
+from hybrid_jax.config.checks import is_integer
 
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
 
@@ -40,7 +41,8 @@ def run_batch(
     model: LLM | str | Path | None = None,
     *,
     chat_template: str | None = None,
-    progress: ProgressOption = False,
+    max_errors: int | None = None,
+    progress: ProgressOption = None,
     **options: Unpack[LLMOptions],
 ) -> BatchSummary:
     """Answers every line of a batch file: one output line for each input line that is not blank, in the same order.
@@ -60,12 +62,13 @@ def run_batch(
         input_path, output_path: the files.
         model: an `LLM`, or what `LLM` takes as its model; None for the bundled one.
         chat_template: Jinja source, or the name of one of the model's templates, for chat lines.
-        progress: show a bar, or call this with (lines done, lines in all).
+        max_errors: stop once more lines than this got an error; None never stops.
+        progress: a bar, as for `LLM`, or call this with (lines done, lines in all).
         **options: of `LLM`, if `model` is not an `LLM`. It is quiet unless they say otherwise.
 
     Raises:
         ValueError, OSError: one of the files is not what it must be. Nothing was changed.
-        BatchStopped: the output can no longer be written. The same call goes on later.
+        BatchStopped: the output can no longer be written, or `max_errors` was exceeded. The same call goes on later.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -83,6 +86,8 @@ def run_batch(
     source_path, output = Path(input_path), Path(os.path.realpath(output_path))
     if isinstance(model, LLM) and options:
         raise ValueError(f"run_batch: the LLM exists already, so {min(options)} comes too late")
+    if max_errors is not None and (not is_integer(max_errors) or max_errors < 0):
+        raise ValueError(f"run_batch: max_errors must be None or at least 0, got {max_errors!r}")
     _check_paths(source_path, output)
     source = InputFile.look_at(source_path)
     files: dict[str, Any] = {"input": str(input_path), "output": str(output_path)}
@@ -96,9 +101,18 @@ def run_batch(
             llm, name = model, model.model_config.family
         else:
             given: dict[str, Any] = {"quiet": True, **options}
-            llm = stack.enter_context(LLM(model, progress=progress is True, **given))
+            llm = stack.enter_context(
+                LLM(model, progress=None if progress is None else progress is True, **given)
+            )
             name = "bundled" if model is None else Path(model).name
-        run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
+        run = Run(
+            llm,
+            source,
+            partial_output,
+            chat_template=chat_template,
+            model=name,
+            max_errors=max_errors,
+        )
         num_resumed = run.recover()
         meter = Meter(run.counts)
         report = stack.enter_context(progress_of(progress, "lines", *meter.columns()))

@@ -212,7 +212,7 @@ class TokenTexts:
             return None
         if REPLACEMENT not in text:
             return text.encode()
-        name = self._tokenizer.backend.id_to_token(token) or ""
+        name = self._tokenizer.token_name(token)
         if match := FALLBACK.fullmatch(name):
             return bytes([int(match[1], 16)])
         if all(letter in BYTE_LETTERS for letter in name):

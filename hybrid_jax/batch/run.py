@@ -118,6 +118,7 @@ class Run:
         partial_output: the output so far.
         chat_template: for chat lines, instead of the model's own.
         model: the name of the model in answers to lines that give none.
+        max_errors: of lines that get an error, before the run stops; None for no limit.
 
     Attributes:
         counts: of all lines written so far, by the names that `BatchSummary` has for them.
@@ -131,10 +132,11 @@ class Run:
         *,
         chat_template: str | None,
         model: str,
+        max_errors: int | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._llm, self._source, self._output = llm, source, partial_output
-        self._model, self._chat_template = model, chat_template
+        self._model, self._chat_template, self._max_errors = model, chat_template, max_errors
         self._ids: set[bytes] = set()  # digests of those read so far
         self._texts = TokenTexts(llm.get_tokenizer())
         engine = llm.engine_config
@@ -173,7 +175,7 @@ class Run:
             meter: gets to know the tokens of lines under way.
 
         Raises:
-            BatchStopped: the output cannot be written, or the input has changed.
+            BatchStopped: the output cannot be written, the input has changed, or too many lines got an error.
         """
         digest = hashlib.blake2b(digest_size=16)
         lines = self._rest(digest)
@@ -182,6 +184,7 @@ class Run:
         with self._llm.feed() as feed:
             meter.num_live_tokens = lambda: feed.num_tokens
             while more or self._ahead or self._running:
+                self._check_errors()
                 more = more and self._read_some(lines)
                 self._start_some(feed)
                 for ticket in feed.step():
@@ -196,6 +199,15 @@ class Run:
                 "output and run again"
             )
         self._output.finish()
+
+    def _check_errors(self) -> None:
+        """Stops the run if too many lines got an error. Called while there is more to do."""
+        found, most = self.counts["num_errors"], self._max_errors
+        if most is not None and found > most:
+            raise BatchStopped(
+                f"run-batch: {found} lines got an error, and max_errors={most}; they and the other lines so far are in "
+                f"{self._output.path}, where each says what is wrong; to go on, raise max_errors"
+            )
 
     def _read_some(self, lines: Iterator[Line]) -> bool:
         """Reads some lines ahead, and returns whether there are more. The engine must not wait for a whole file."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_jax import train
-from hybrid_jax.cli.cut_options import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.cli.exits import JsonOption, needs_extra, note, write, write_json
+from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 
 
 def distill(
@@ -73,9 +73,10 @@ def distill(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Makes a model whose prompts skip the later layers (SwiftKV); needs: pip install 'hybrid_jax[train]'.
+    """Make a model whose prompts skip the later layers (SwiftKV).
 
-    A model with a cut is trained to answer as the model without. Choose the cut by --table.
+    The model with a cut is trained to answer as the model without. Choose the cut by --table. Install what this needs
+    with: pip install 'hybrid_jax[train]'
     """
     groups: dict[str, Any] = {"kv_group": kv_group, "state_group": state_group}
     if table:

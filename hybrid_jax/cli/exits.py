@@ -73,6 +73,19 @@ def read_stdin(where: str) -> str:
     return sys.stdin.read()
 
 
+def text_of(option: str, path: Path) -> str:
+    """The text of the file that an option names.
+
+    Raises:
+        ValueError: it is not UTF-8. OSError: it cannot be read.
+    """
+    from hybrid_jax.text.prompts import check_unicode
+
+    text = path.read_bytes().decode(errors="surrogateescape")
+    check_unicode(f"{option} {path}", text)
+    return text
+
+
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Says how to install what a part of the package needs, if that is missing."""

@@ -63,7 +63,7 @@ def pool_sim(
     ] = "honest",
     as_json: JsonOption = False,
 ) -> None:
-    """Runs requests through an allocator of KV pages and recurrent states, without a model."""
+    """Run requests through an allocator of KV pages and recurrent states, and show what fits."""
     from hybrid_jax.sim.allocators.loads import make_load, pick_load, read_loads
     from hybrid_jax.sim.allocators.model_sizes import model_sizes, parse_pool, published_sizes
     from hybrid_jax.sim.allocators.names import make_memory, make_published, run_beside_ideal

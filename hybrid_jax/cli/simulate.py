@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cli.cut_options import CutOption, KVGroupOption, StateGroupOption, check_groups
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
+from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption, check_groups
 from hybrid_jax.models.files import known_names
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def simulate(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs a trace through a prefix cache, without a model, and shows what it would have hit."""
+    """Run a trace of requests through a prefix cache, and show what it would have hit."""
     from hybrid_jax.sim.model_specs import load_spec
     from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
     from hybrid_jax.sim.prefix_cache.request_order import simulate as run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import typer
 
@@ -10,6 +11,8 @@ import typer
 OTHER_NAMES = {
     "structured_outputs.json": "json_schema",
     "structured_outputs.regex": "regex",
+    "structured_outputs.grammar": "grammar",
+    "structured_outputs.choice": "choice",
     "sources": "source",
     "policy": "cache",
 }
@@ -31,7 +34,12 @@ def flags_of(app: typer.Typer, arguments: list[str]) -> dict[str, str]:
     """
     name = next((word for word in arguments if not word.startswith("-")), "")
     command = typer.main.get_group(app).commands.get(name)
-    params = [] if command is None else command.params
+    return {} if command is None else flags_of_command(command)
+
+
+def flags_of_command(command: Any) -> dict[str, str]:
+    """`flags_of` for one command."""
+    params = command.params
     flags = {str(param.name): param.opts[0] for param in params if param.opts[0].startswith("-")}
     return flags | {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
 

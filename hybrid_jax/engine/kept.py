@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.kinds.kind import WindowRows
-from hybrid_jax.models import mtp
+from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State
 
 
@@ -50,7 +50,7 @@ def note_hidden(
     hidden = state.drafting.get("hidden")
     if hidden is None:
         return state
-    new = mtp.normed_hidden(params, h, model.config)
+    new = decoder.normed_hidden(params, h, model.config)
     new = jnp.where(which[:, None], new, hidden[rows])
     return _replaced(state, hidden=hidden.at[rows].set(new))
 

@@ -19,7 +19,7 @@ from hybrid_jax.engine.programs.compiling import Behind, Compiling, Program, War
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
-from hybrid_jax.engine.steps.small import CHANGES, prompt_logprobs
+from hybrid_jax.engine.steps.small import CHANGES, READERS
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry, drafting_specs
@@ -126,10 +126,12 @@ class Runner:
 
     def _build(self, name: str, shape: Any = None) -> Program:
         """Makes one of the small programs around the steps."""
-        if name != "prompt_logprobs":
+        if name in CHANGES:
             return self._program(name, name, shape, CHANGES[name], 0, {})
-        static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
-        return self._program(name, name, shape, prompt_logprobs, (), static)
+        static: dict[str, Any] = {"model": self.model}
+        if name == "prompt_logprobs":
+            static["num_logprobs"] = MAX_LOGPROBS
+        return self._program(name, name, shape, READERS[name], (), static)
 
     def _build_step(self, name: str, shape: Any, variant: Variant = PLAIN) -> Program:
         kind = self._by_name[name]
@@ -232,7 +234,8 @@ class Runner:
                 shape = self._step_shape(kind, kind.bucket(rows, shape), variant, rows)
                 made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
-                results = Results(made.sampled, prompt, made.drafted)
+                pooled = self._pooled_hidden(kind, rows, made.hidden)
+                results = Results(made.sampled, prompt, pooled, made.drafted)
                 pending.dispatches.append((kind, rows, results))
         return pending
 
@@ -289,7 +292,7 @@ class Runner:
         wanted = [
             (index, row)
             for index, row in enumerate(rows)
-            if isinstance(row, PrefillRow) and row.request.lacks_prompt_logprobs
+            if isinstance(row, PrefillRow) and row.reads and row.request.lacks_prompt_logprobs
         ]
         if hidden is None or not wanted:
             return None
@@ -298,6 +301,22 @@ class Runner:
             following = row.request.prompt[row.start + 1 : row.start + len(row.tokens) + 1]
             tokens[kind.line(row, index), : len(following)] = following
         return self.executable("prompt_logprobs", tokens.shape)(self.params, hidden, tokens)
+
+    def _pooled_hidden(
+        self, kind: StepKind, rows: Sequence[Row], hidden: jax.Array | None
+    ) -> jax.Array | None:
+        """Sums of the hidden states [R, T, D] that rows ask for, float32[R, D]; None if no row asks."""
+        if hidden is None:
+            return None
+        num_rows, width, _ = hidden.shape
+        begin, end = np.zeros((2, num_rows), np.int32)
+        for index, row in enumerate(rows):
+            if isinstance(row, PrefillRow) and (pooled := row.pooled):
+                line, late = kind.line(row, index), row.length - width if width == 1 else 0
+                begin[line], end[line] = pooled.start - late, pooled.stop - late
+        if not end.any():
+            return None
+        return self.executable("pooled_hidden", hidden.shape)(self.params, hidden, begin, end)
 
     def _run(
         self,

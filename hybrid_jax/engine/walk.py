@@ -28,7 +28,7 @@ from hybrid_jax.engine.kinds.kind import (
 from hybrid_jax.engine.kinds.table import steps_of
 from hybrid_jax.geometry import KVPlace, StatePlace
 from hybrid_jax.layers.cut import MixerInput, own_input, with_own
-from hybrid_jax.models import decoder, mtp
+from hybrid_jax.models import decoder
 from hybrid_jax.models.decoder import Stream
 from hybrid_jax.models.stacks import drafting_stack, stacks
 from hybrid_jax.state import Model, State
@@ -483,7 +483,7 @@ def _draft(
         return
     if drafting.takes_hidden:
         assert before is not None, "a head takes hidden states"
-        given = before(mtp.normed_hidden(params, h, model.config))
+        given = before(decoder.normed_hidden(params, h, model.config))
     # Layers that draft must not write before the model's own have read.
     tokens = tokens + frames.zero_after(walk.state, h)
     drafting.through(tokens, given, valid, walk.mix, model.kernels)

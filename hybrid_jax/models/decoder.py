@@ -340,8 +340,12 @@ def walk(
 
 def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
     """h [..., D] before the last norm to float32 logits [..., V]; `kernels` as in `walk`."""
-    h = rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
-    return head_logits(params, h, config, kernels)
+    return head_logits(params, normed_hidden(params, h, config), config, kernels)
+
+
+def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
+    """Hidden states h [..., D] before the last norm to [..., D] after it."""
+    return rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
 
 
 def exit_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:

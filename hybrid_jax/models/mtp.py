@@ -17,11 +17,6 @@ from hybrid_jax.models.decoder import Mix, Stream
 from pallas_kernels.rmsnorm.xla import rms_norm
 
 
-def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
-    """What an entry takes of the model: h [..., D] before the last norm to [..., D] after it."""
-    return rms_norm(h, params["norm"], config.norm_eps).astype(decoder.activation_dtype(params))
-
-
 def head(
     params: dict,
     tokens: jax.Array,

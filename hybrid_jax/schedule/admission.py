@@ -97,11 +97,11 @@ class Admission:
                 num_free -= 1
                 continue
             match, patient = None, sequence.num_overtaken < self.patience
-            if self.memory.tree is not None and not sequence.request.lacks_prompt_logprobs:
+            if self.memory.tree is not None and sequence.uses_cache:
                 if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
                     passed.append(sequence)
                     continue
-                match = self.memory.tree.match(sequence.prompt, sequence.owner)
+                match = self.memory.tree.match(sequence.looked_up, sequence.owner)
                 if patient and match.pending is not None:
                     self.counters.waits += sequence.waits_for is not match.pending
                     sequence.waits_for = match.pending

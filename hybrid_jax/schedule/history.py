@@ -64,8 +64,8 @@ class History:
         if request.look_up is not None or request.num_preemptions or request.output:
             return
         known_len = sequence.known_len or 0
-        if match is None:
-            request.look_up = LookUp(match_len=known_len, hit_len=0, why=Why.ASKED_FOR)
+        if match is None or request.first_read is not None:
+            request.look_up = LookUp(match_len=known_len, hit_len=hit_len, why=Why.ASKED_FOR)
             return
         request.look_up = look_up_result(
             match,

@@ -122,7 +122,7 @@ class Memory:
         if hit_len is None and alone:
             self.make_room(self.frames.num_frames - 1)  # everything goes
             if match is not None and self.tree is not None:
-                match = self.tree.match(sequence.prompt, sequence.owner)
+                match = self.tree.match(sequence.looked_up, sequence.owner)
             hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
@@ -318,8 +318,7 @@ class Memory:
         if self.history is None or self.tree is None:
             return
         sequence.end_node = self.history.announce(sequence)
-        uses_cache = not sequence.request.lacks_prompt_logprobs
-        sequence.expected = uses_cache and sequence.phase is Phase.WAITING
+        sequence.expected = sequence.uses_cache and sequence.phase is Phase.WAITING
         if sequence.expected:
             self.tree.expected.add(sequence.end_node, sequence.arrival)
 

@@ -65,6 +65,7 @@ class PrefillRow(Row):
         samples: the chunk ends the prompt, so the next token is sampled.
         prompt_logprobs: for a request that asks for them, entries for the prompt tokens after the chunk's first one,
             and for the token behind the chunk.
+        hidden: float32[D] the sum of the hidden states that the request's pooling asks for; None for other requests.
     """
 
     tokens: list[int]
@@ -74,11 +75,27 @@ class PrefillRow(Row):
     state_len: int
     samples: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    hidden: np.ndarray | None = field(default=None, init=False)
 
     @property
     def length(self) -> int:
         """Tokens of the chunk."""
         return len(self.tokens)
+
+    @property
+    def reads(self) -> bool:
+        """Whether hidden states of its tokens are needed, beside that of a prompt's last token."""
+        return self.request.reads(self.start, self.start + self.length)
+
+    @property
+    def pooled(self) -> range:
+        """The tokens of the chunk whose hidden states are summed for the request."""
+        match self.request.pooling:
+            case "mean":
+                return range(self.length)
+            case "last" if self.samples:
+                return range(self.length - 1, self.length)
+        return range(0)
 
 
 @dataclass(kw_only=True, eq=False)

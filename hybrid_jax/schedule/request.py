@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from hybrid_jax.cache.tree.node import LookUp
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.drafts import DraftCounts
+
+Pooling = Literal["last", "mean"]
 
 
 class Constraint(Protocol):
@@ -43,11 +45,16 @@ class Request:
         forbidden_ids: token ids that are never drawn.
         constraint: what may come next, given the tokens so far; None if anything may.
         cache_breakpoints: numbers of leading tokens that others will share, as the caller says.
+        logprobs_from: of a request that asks for log-probabilities of its prompt, the first prompt token whose
+            log-probability is needed. What lies before it may come from the prefix cache.
+        pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, or the "mean".
         generation: its steps run on programs of this generation or older ones (`Runner.begin`).
         output: tokens generated so far; they survive preemption.
         num_reported: how many of these the engine's caller has been told of.
         logprobs: one entry per output token, if asked for.
-        prompt_logprobs: one entry per prompt token, if asked for; None for the first token.
+        prompt_logprobs: one entry per prompt token, if asked for; None for the first token, and for those before
+            `logprobs_from`.
+        pooled: float32[D] the sum of the hidden states that `pooling` asks for, of the prompt so far; None before.
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
         drafts: counts of the drafts that were judged.
@@ -67,11 +74,14 @@ class Request:
     forbidden_ids: frozenset[int] = frozenset()
     constraint: Constraint | None = None
     cache_breakpoints: tuple[int, ...] = ()
+    logprobs_from: int = 1
+    pooling: Pooling | None = None
     generation: int = 0
     output: list[int] = field(default_factory=list)
     num_reported: int = 0
     logprobs: list = field(default_factory=list)
-    prompt_logprobs: list = field(default_factory=lambda: [None])
+    prompt_logprobs: list = field(default_factory=list)
+    pooled: np.ndarray | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     look_up: LookUp | None = None
@@ -79,6 +89,9 @@ class Request:
     finish_reason: str | None = None
     stop_reason: int | None = None
     packed: np.ndarray | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_logprobs = [None] * self.logprobs_from
 
     @property
     def adjusts_logits(self) -> bool:
@@ -88,9 +101,38 @@ class Request:
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether it still needs log-probabilities of its prompt. Then no part of the prompt is skipped."""
+        """Whether it still needs log-probabilities of its prompt."""
         wanted = self.params.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < len(self.prompt)
+
+    @property
+    def first_read(self) -> int | None:
+        """The first position of the prompt whose hidden state it still needs; None if only the last one counts.
+
+        No hit may reach further.
+        """
+        if self.pooling == "mean" and not self.output:
+            return 0
+        return self.logprobs_from - 1 if self.lacks_prompt_logprobs else None
+
+    def reads(self, start: int, end: int) -> bool:
+        """Whether it needs hidden states of the prompt's positions in [start, end), beside that of the last one."""
+        return self.first_read is not None and self.first_read < end
+
+    def note_prompt(self, start: int, logprobs: list, hidden: np.ndarray | None) -> None:
+        """Takes what a chunk of its prompt brought.
+
+        Args:
+            start: position of the chunk.
+            logprobs: a `TokenLogprobs` for each token behind `start`, up to the one that follows the chunk, or none.
+            hidden: float32[D] the sum of the hidden states that were asked for, or None.
+        """
+        if logprobs:
+            known = max(self.logprobs_from, start + 1)
+            self.prompt_logprobs[known:] = logprobs[known - start - 1 :]
+        if hidden is not None:
+            before = None if self.pooling == "last" or start == 0 else self.pooled
+            self.pooled = hidden if before is None else before + hidden
 
     @property
     def tokens(self) -> list[int]:

@@ -280,8 +280,7 @@ class Scheduler:
             sequence.num_flights -= 1
         news: dict[Sequence, NewTokens] = {}
         for chunk in plan.prefill:
-            if chunk.prompt_logprobs:
-                chunk.request.prompt_logprobs[chunk.start + 1 :] = chunk.prompt_logprobs
+            chunk.request.note_prompt(chunk.start, chunk.prompt_logprobs, chunk.hidden)
         for row in plan.rows:
             if row.sequence.phase is not Phase.DONE:
                 self._settle(news, row)
@@ -387,7 +386,7 @@ class Scheduler:
         )
         if tree is not None:
             expected = sorted(s.owner for s in self._sequences.values() if s.expected)
-            waiting = sorted(s.owner for s in queue if not s.request.lacks_prompt_logprobs)
+            waiting = sorted(s.owner for s in queue if s.uses_cache)
             agree(
                 "scheduler",
                 expected_requests=(expected, waiting),

@@ -107,7 +107,18 @@ class Sequence:
     @property
     def forks_from(self) -> str | None:
         """The group it may fork from; None if it must compute its prompt itself."""
-        return None if self.request.lacks_prompt_logprobs else self.sibling_group
+        return self.sibling_group if self.request.first_read is None else None
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether a part of its prompt may come from the prefix cache."""
+        return self.request.first_read != 0
+
+    @property
+    def looked_up(self) -> np.ndarray:
+        """The part of its prompt of which all but the last token may come from the prefix cache."""
+        first = self.request.first_read
+        return self.prompt if first is None else self.prompt[: first + 1]
 
     @property
     def running(self) -> bool:

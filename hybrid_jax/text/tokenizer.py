@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Tokenizer:
     """A tokenizer.json, with what the files beside it say about special tokens and chat.
 
     Args:
-        backend: the `tokenizers.Tokenizer`.
+        backend: the `tokenizers.Tokenizer`; None for a class that encodes and decodes by itself.
         special_tokens: from name ("bos_token", ...) to text, given to chat templates.
         chat_templates: from name to Jinja source; "default" is used unless another is named.
         add_bos: True puts the bos token first if the backend does not; None leaves that to the backend.
@@ -37,13 +37,13 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | None,
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         add_bos: bool | None = None,
     ) -> None:
-        self.backend = backend
+        self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._add_bos = add_bos
@@ -67,8 +67,7 @@ class Tokenizer:
                 "; it is a git-lfs pointer, run `git lfs pull` in its directory" if pointer else ""
             )
             raise ValueError(f"{file}: not a tokenizer that can be read: {error}{hint}") from error
-        backend.no_truncation()
-        backend.no_padding()
+        _whole(backend)
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
         names = {name: _token_text(special.get(name)) for name in SPECIAL_NAMES}
@@ -81,6 +80,15 @@ class Tokenizer:
         )
 
     # --- text and ids -----------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The `tokenizers.Tokenizer`. ValueError if this one encodes and decodes by itself."""
+        if self._backend is None:
+            raise ValueError(
+                f"{self!r} has no vocabulary that can be read; name a directory with a tokenizer.json"
+            )
+        return self._backend
 
     @property
     def vocab_size(self) -> int:
@@ -118,9 +126,28 @@ class Tokenizer:
         """The text of token ids. Bytes that are not a character become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def batch_decode(
+        self, sequences: Iterable[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """The texts of several lists of token ids."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
+    def token_name(self, token: int) -> str:
+        """How the vocabulary writes a token, which may stand for bytes; empty for an unknown one."""
+        return self.backend.id_to_token(token) or ""
+
+    def identity(self) -> str:
+        """Text that tells it from tokenizers that make other ids or other texts."""
+        return self.backend.to_str()
+
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations need no template of the caller's."""
+        return "default" in self.chat_templates
 
     def __repr__(self) -> str:
         chat = ", ".join(self.chat_templates) or "none"
@@ -197,6 +224,17 @@ class Tokenizer:
                 f"has: {known}); if it is a file, read it first"
             )
         return source
+
+
+def own_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A copy that neither truncates nor pads; the caller's own may go on to."""
+    return _whole(tokenizers.Tokenizer.from_str(backend.to_str()))
+
+
+def _whole(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 @functools.lru_cache(maxsize=64)

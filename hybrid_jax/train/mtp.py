@@ -47,7 +47,7 @@ def depth_losses(
     lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
     valid, mix = decoder.whole_sequences(tokens, lengths)
     h = decoder.walk(params, tokens, valid, config, mix)
-    hidden = jax.lax.stop_gradient(mtp.normed_hidden(params, h, config))
+    hidden = jax.lax.stop_gradient(decoder.normed_hidden(params, h, config))
     teacher = jax.nn.log_softmax(
         jax.lax.stop_gradient(decoder.head_logits(params, hidden, config)), axis=-1
     )

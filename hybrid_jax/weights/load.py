@@ -18,6 +18,7 @@ from hybrid_jax.models.files import (
     ReportBytes,
     base_of,
     model_folder,
+    model_or_bundled,
     read_config,
     read_json,
     stored_cut,
@@ -31,7 +32,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def load_model(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     dtype: Dtype = "auto",
     mtp: bool = False,
@@ -42,7 +43,7 @@ def load_model(
 
     Args:
         path: a directory with config.json and model.safetensors (or its shards and their index), an orbax directory,
-            or a directory with what a model with a cut changes of another one.
+            or a directory with what a model with a cut changes of another one; None for the bundled model.
         dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
             router's correction bias are float32 always.
         mtp: also read the head for multi-token prediction, into params["mtp"].
@@ -61,6 +62,9 @@ def load_model(
         NotImplementedError: a field or a stored dtype that is not supported.
 
     Example:
+        >>> config, params = load_model()
+        >>> config.family, params["embed"].shape == (config.vocab_size, config.width)
+        ('granitemoehybrid', True)
         >>> config, params = load_model("gone")
         Traceback (most recent call last):
         ...
@@ -68,7 +72,7 @@ def load_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
-    folder = model_folder(path)
+    folder = model_or_bundled(path)
     if (folder / CUT_FILE).is_file():
         _refuse_head(folder, mtp)
         base = base_of(folder)

@@ -157,11 +157,26 @@ class Plain:
                     found += self._logprob(request, first + index, logits[place], entry)
             found += _endings(request)
             if request.params.prompt_logprobs is not None and request.finish_reason != "abort":
-                assert len(request.prompt_logprobs) == first and request.num_cached_tokens == 0
-                for index, entry in enumerate(request.prompt_logprobs[1:], start=1):
+                known = request.logprobs_from
+                assert len(request.prompt_logprobs) == first and request.num_cached_tokens < known
+                assert request.prompt_logprobs[:known] == [None] * known
+                for index, entry in enumerate(request.prompt_logprobs[known:], start=known):
                     assert entry.token_id == request.prompt[index]
                     found += self._logprob(request, index, logits[row, index - 1], entry)
-        return found
+        pooling = [request for request in requests if request.pooling is not None]
+        return found + [mismatch for request in pooling for mismatch in self._pooled(request)]
+
+    def _pooled(self, request: Request) -> list[Mismatch]:
+        """What is wrong with the hidden states that a request asked for."""
+        first, tokens = len(request.prompt), np.zeros((1, self.width), np.int32)
+        tokens[0, :first] = request.prompt
+        how = {"config": self.config, "kv_dtype": self.kv_dtype}
+        hidden = np.asarray(_hidden(self.params, tokens, np.int32([first]), **how))[0, :first]
+        want = hidden[-1] if request.pooling == "last" else hidden.sum(axis=0)
+        error = np.abs(want - request.pooled).max() / np.abs(want).max()
+        if error <= self.logprob_error:  # NaN is a mismatch
+            return []
+        return [Mismatch(request.request_id, first, 0, 0, float(error))]
 
     def _logprob(
         self, request: Request, position: int, logits: np.ndarray, entry
@@ -187,6 +202,14 @@ def _endings(request: Request) -> list[Mismatch]:
     ):
         return []
     return [Mismatch(request.request_id, len(request.tokens), len(request.output), end, np.inf)]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
+def _hidden(params, tokens, lengths, *, config, kv_dtype):
+    """Hidden states behind the last norm, float32[R, T, D]."""
+    valid, mix = decoder.whole_sequences(tokens, lengths, kv_dtype)
+    h = decoder.walk(params, tokens, valid, config, mix)
+    return decoder.normed_hidden(params, h, config).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))

@@ -44,6 +44,8 @@ class Job:
     logprobs: int | None = 2
     prompt_logprobs: int | None = None
     cache_breakpoints: tuple[int, ...] = ()
+    logprobs_from: int = 1
+    pooling: str | None = None
     arrive: int = 0
     abort_at: int | None = None
 
@@ -76,6 +78,8 @@ class Job:
             max_tokens=self.max_tokens,
             constraint=self.constraint,
             cache_breakpoints=self.cache_breakpoints,
+            logprobs_from=self.logprobs_from,
+            pooling=self.pooling,
         )
 
 

@@ -110,4 +110,4 @@ def hidden_states(params, config, tokens) -> np.ndarray:
     given = jnp.array([tokens])
     valid, mix = decoder.whole_sequences(given, jnp.array([len(tokens)]))
     h = decoder.walk(params, given, valid, replace(config, mtp=()), mix)
-    return np.asarray(mtp.normed_hidden(params, h, config))[0]
+    return np.asarray(decoder.normed_hidden(params, h, config))[0]

@@ -8,12 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import jax
 import pytest
+import typer
 
-from hybrid_jax import LLM, machine
+from hybrid_jax import LLM, SamplingParams, machine
+from hybrid_jax.cli import inspect as inspecting
 from hybrid_jax.cli import main as cli
 from hybrid_jax.models.known import known
 from hybrid_jax.sizing import devices
@@ -287,7 +290,8 @@ def test_a_model_without_a_tokenizer_or_a_template_is_told_in_words_of_the_comma
     code, _, err = generate("ab", "--chat")
     assert (code, err) == (
         2,
-        f"hybrid-jax: generate: --chat: {fake_model} has no chat template; leave --chat out\n",
+        f"hybrid-jax: generate: --chat: {fake_model} has no chat template; give one with --chat-template FILE, or "
+        "continue plain text with `hybrid-jax generate`\n",
     )
     (fake_model / "tokenizer.json").unlink()
     code, _, err = generate("ab")
@@ -421,7 +425,7 @@ def test_inspect_for_people(run, bamba):
 def test_inspect_takes_the_dtype_that_generate_would(run, bamba, monkeypatch):
     dtypes = []
     for accelerator in (False, True):
-        monkeypatch.setattr(cli, "has_accelerator", lambda answer=accelerator: answer)
+        monkeypatch.setattr(inspecting, "has_accelerator", lambda answer=accelerator: answer)
         dtypes.append(json.loads(run("inspect", bamba, "--json")[1])["dtype"])
     assert dtypes == ["float32", "bfloat16"]
 
@@ -438,7 +442,7 @@ def a_host(monkeypatch, ram, *, widens=False):
     """A machine without an accelerator."""
     monkeypatch.setattr(devices, "ram_bytes", lambda: ram)
     monkeypatch.setattr(devices, "widens_bfloat16", lambda: widens)
-    monkeypatch.setattr(cli, "has_accelerator", lambda: False)
+    monkeypatch.setattr(inspecting, "has_accelerator", lambda: False)
 
 
 def test_inspect_says_that_a_model_does_not_fit_and_how_it_would(run, bamba, monkeypatch):
@@ -485,7 +489,7 @@ def test_inspect_answers_for_settings_that_are_too_large(run, bamba, monkeypatch
 
 
 def test_the_memory_of_a_gpu_is_asked_of_its_driver(run, bamba, monkeypatch):
-    monkeypatch.setattr(cli, "has_accelerator", lambda: True)
+    monkeypatch.setattr(inspecting, "has_accelerator", lambda: True)
     monkeypatch.setattr(devices, "nvidia_gpu", lambda: None)
     report = json.loads(run("inspect", bamba, "--json")[1])
     assert (report["fits"], report["machine_bytes"], report["remedy"]) == (None, None, None)
@@ -749,3 +753,34 @@ def test_distill_shows_a_table_of_cuts(run, monkeypatch):
     groups = {"kv_group": 2, "state_group": 1}
     assert calls[0] == ("M", {"cuts": None, "sources": None} | groups)
     assert calls[1] == (None, {"cuts": [2], "sources": None, "kv_group": 1, "state_group": 1})
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+def test_help_lists_commands_under_headings_with_whole_sentences(run):
+    code, out, err = run("--help")
+    assert (code, err) == (0, "") and "..." not in out.partition("Use a model:")[2]
+    listed = [
+        line.split()[0] for line in out.splitlines() if re.match(r"  [a-z]+(-[a-z]+)?  ", line)
+    ]
+    assert sorted(listed) == sorted(COMMANDS)
+    assert out.index("Use a model:") < out.index("Study caches")
+
+
+COMMANDS = typer.main.get_command(cli.app).commands
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_no_word_of_python(run, command):
+    code, out, _ = run(command, "--help")
+    options = out.partition("Options:")[2]
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"<\w+>|list\[|\bNone\b|default: \(", options), options
+
+
+def test_generate_takes_what_sampling_params_takes():
+    params = {param.name for param in COMMANDS["generate"].params}
+    params |= {"structured_outputs", "skip_special_tokens"}  # --json-schema and others; --keep-...
+    not_for_a_shell = {"detokenize", "output_kind"}
+    assert {field.name for field in fields(SamplingParams)} - not_for_a_shell <= params

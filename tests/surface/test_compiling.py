@@ -202,5 +202,5 @@ def test_a_real_engine_counts_the_programs_a_call_needs(look):
         assert metrics.compile_s == llm._engine.compile_seconds() > metrics.ttft_s > 0
         assert llm.generate(*call)[0].metrics.compile_s == 0
         assert len(terminal.on_screen()[1]) == len(seen)
-        llm.warmup(threads=1)  # more would compile without a word
+        llm.warmup(threads=1, progress=False)  # more threads would compile without a word
         assert len(terminal.on_screen()[1]) == llm._engine.stats()["num_traces"]

@@ -69,7 +69,7 @@ def hidden_states(params, tokens, config):
     """What a head takes of the model's own layers, [B, T, D]."""
     valid, mix = decoder.whole_sequences(tokens, jnp.full(len(tokens), tokens.shape[1]))
     h = decoder.walk(params, tokens, valid, replace(config, mtp=()), mix)
-    return heads.normed_hidden(params, h, config)
+    return decoder.normed_hidden(params, h, config)
 
 
 def test_a_head_is_trained_and_written_beside_its_model(model, sources, tmp_path):

@@ -6,26 +6,16 @@ import contextlib
 import hashlib
 import os
 import platform
-import sys
 from pathlib import Path
 
 import jax
+
+from hybrid_jax.machine import user_cache_dir
 
 _SETTING = "jax_compilation_cache_dir"
 MIN_COMPILE_SECONDS = 0.2  # cheaper programs are compiled again rather than stored
 # On an accelerator `engine.programs.store` keeps the programs. It could not keep those that jax's cache has too.
 NEVER_SECONDS = 1e9
-
-
-def user_cache_dir() -> Path:
-    """The folder for files of this package that may be deleted at any time."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "hybrid_jax"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "hybrid_jax"
-    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "hybrid_jax" / "Cache"
-    return Path.home() / ".cache" / "hybrid_jax"
 
 
 def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) -> Path | None:

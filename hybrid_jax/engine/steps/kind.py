@@ -48,8 +48,8 @@ class Made(NamedTuple):
     Attributes:
         sampled: tokens, and log-probabilities if asked for.
         logits: float32[R, V] from which forks draw; None in other steps.
-        hidden: [R, T, D] before the last norm, from which log-probabilities of prompts are computed; None in other
-            steps.
+        hidden: [R, T, D] before the last norm, of which prompts' log-probabilities and sums are computed; None in other
+            steps. T is 1, for the last token of each row, if not all tokens went through all layers.
         drafted: int32[steps, B] how many draft tokens each row had in each step; None in steps without drafts.
     """
 
@@ -65,10 +65,12 @@ class Results(NamedTuple):
     Attributes:
         sampled, drafted: as in `Made`.
         prompt: log-probabilities of prompts, or None.
+        pooled: float32[R, D] sums of hidden states, or None.
     """
 
     sampled: Sampled
     prompt: Sampled | None = None
+    pooled: Any = None
     drafted: Any = None
 
 
@@ -216,10 +218,12 @@ class StepKind(abc.ABC):
             count = row.request.params.logprobs
             if count is not None:
                 row.new_logprobs = [logprobs_at(sampled, place, count) for place in drawn]
-            if prompt is None or not isinstance(row, PrefillRow):
+            if not isinstance(row, PrefillRow):
                 continue
+            if results.pooled is not None and row.pooled:
+                row.hidden = np.asarray(results.pooled[line])
             count = row.request.params.prompt_logprobs
-            if count is not None and row.request.lacks_prompt_logprobs:
+            if prompt is not None and count is not None and row.reads:
                 known = min(len(row.tokens), len(row.request.prompt) - 1 - row.start)
                 places = [(line, offset) for offset in range(known)]
                 row.prompt_logprobs = [logprobs_at(prompt, place, count) for place in places]

@@ -41,7 +41,8 @@ def prefill(
 
     Returns:
         State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits
-        float32[max(R, logits_rows), V], and the hidden states [R, T, D] if all tokens go through all layers.
+        float32[max(R, logits_rows), V], and the hidden states [R, T, D], or [R, 1, D] of the last tokens if only these
+        go through all layers.
     """
     geometry = model.geometry
     get = lambda name: layout.get(batch, name)  # noqa: E731
@@ -58,7 +59,6 @@ def prefill(
         write=frames.slot_frames(state, get("write_slot")),
         table=pack.get_pages(layout, batch, geometry.frames_per_page),
     )
-    h = None
     if behind == Behind.ALL:
         h, state = chunk(params, state, rows, model=model)
         last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
@@ -67,6 +67,7 @@ def prefill(
         ends = Ends(get("samples"), start + state_len, slot)
         ends = ends if behind == Behind.ENDS else None
         last, state = short_chunk(params, state, rows, ends, model=model)
+        h = last[:, None]
     with jax.named_scope("sample"):
         state = kept.note_hidden(params, state, rows.row, last, length > 0, model)
         logits = decoder.logits(params, last, model.config, model.kernels)
@@ -132,8 +133,8 @@ class Prefill(StepKind):
         )
 
     def _behind(self, rows: Sequence[PrefillRow]) -> Behind:
-        """Log-probabilities of a prompt need all layers for all of its tokens."""
-        whole = any(row.request.lacks_prompt_logprobs for row in rows)
+        """Hidden states of a prompt's tokens need all layers for all of them."""
+        whole = any(row.reads for row in rows)
         if whole or not self.model.config.later:
             return Behind.ALL
         return Behind.ENDS if any(row.samples for row in rows) else Behind.NOTHING

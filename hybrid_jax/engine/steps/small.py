@@ -1,4 +1,4 @@
-"""Small programs around the steps: slot table, rows that move, and log-probabilities of prompts."""
+"""Small programs around the steps: slot table, rows that move, log-probabilities and hidden states of prompts."""
 
 from __future__ import annotations
 
@@ -58,6 +58,23 @@ def prompt_logprobs(
     return Sampled(tokens, found)
 
 
+def pooled_hidden(
+    params: dict, h: jax.Array, begin: jax.Array, end: jax.Array, *, model: Model
+) -> jax.Array:
+    """Sums of hidden states after the last norm, float32[R, D].
+
+    Args:
+        h: [R, T, D] hidden states before the last norm.
+        begin, end: int32[R] the positions of each row that count, [begin, end).
+    """
+    normed = decoder.normed_hidden(params, h, model.config)
+    position = jnp.arange(h.shape[1])
+    counts = (position >= begin[:, None]) & (position < end[:, None])
+    return jnp.where(counts[:, :, None], normed.astype(jnp.float32), 0).sum(axis=1)
+
+
+# Programs that read what a prefill has made of prompts, and change nothing.
+READERS = {"prompt_logprobs": prompt_logprobs, "pooled_hidden": pooled_hidden}
 # By the name of their programs. The first argument is donated.
 CHANGES = {
     "write_slots": write_slots,

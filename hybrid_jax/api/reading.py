@@ -1,0 +1,154 @@
+"""What is read of prompts in place of new tokens: how likely continuations are, and vectors of hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.config.checks import is_integer
+from hybrid_jax.schedule.request import Pooling
+from hybrid_jax.text.prompts import Prompt, Prompts, leading_tokens, read_prompts
+from hybrid_jax.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How likely a continuation is behind its prompt. Made by `LLM.score`.
+
+    Attributes:
+        token_ids: the tokens of the continuation.
+        token_logprobs: the natural logarithm of the probability of each, from the model's own logits, without a
+            temperature.
+        ranks: how many tokens were at least as likely as each; 1 for the likeliest.
+
+    Example:
+        >>> score = Score(token_ids=(7, 8), token_logprobs=(-1.5, -0.5), ranks=(3, 1))
+        >>> score.logprob, score.is_greedy
+        (-2.0, False)
+    """
+
+    token_ids: tuple[int, ...]
+    token_logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def logprob(self) -> float:
+        """The logarithm of the probability of the whole continuation: the sum over its tokens."""
+        return sum(self.token_logprobs)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding would have written the continuation: each token was the likeliest."""
+        return all(rank == 1 for rank in self.ranks)
+
+
+class Pair(NamedTuple):
+    """A prompt with its continuation.
+
+    Attributes:
+        whole: both together.
+        first: how many tokens come before the continuation.
+    """
+
+    whole: Prompt
+    first: int
+
+
+def read_pairs(
+    prompts: Prompts, continuations: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int
+) -> list[Pair]:
+    """Pairs prompts with continuations, one with one, or one with all; see `LLM.score`.
+
+    Raises:
+        ValueError: one is empty or malformed, or there are not as many of both.
+    """
+    firsts, seconds = _listed("prompts", prompts), _listed("continuations", continuations)
+    count = max(len(firsts), len(seconds))
+    if not len(firsts) == len(seconds):
+        if 1 not in (len(firsts), len(seconds)):
+            raise ValueError(
+                f"score: {len(firsts)} prompts and {len(seconds)} continuations do not pair; give as many of both, "
+                "or one of either"
+            )
+        firsts, seconds = (many * (count if len(many) == 1 else 1) for many in (firsts, seconds))
+    read = read_prompts(firsts, tokenizer, vocab_size=vocab_size) if firsts else []
+    return [
+        _pair(f"continuation {index}", prompt, second, tokenizer, vocab_size)
+        for index, (prompt, second) in enumerate(zip(read, seconds, strict=True))
+    ]
+
+
+def _listed(what: str, given: Any) -> list[Any]:
+    """One prompt as a list of one, several as they are."""
+    if isinstance(given, str | Mapping | Prompt):
+        return [given]
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
+        raise ValueError(
+            f"score: {what} must be text, token ids, or a list of these, got {type(given).__name__}"
+        )
+    listed = list(given)
+    return [listed] if listed and all(map(is_integer, listed)) else listed
+
+
+def _pair(
+    where: str, prompt: Prompt, second: Any, tokenizer: Tokenizer | None, vocab_size: int
+) -> Pair:
+    """A prompt and what goes on behind it."""
+    if isinstance(second, str) and not second:
+        raise ValueError(f"score: {where} is empty; there is nothing to score")
+    before = len(prompt.token_ids)
+    if isinstance(second, str) and tokenizer is not None:
+        if prompt.text is not None:
+            [whole] = read_prompts(prompt.text + second, tokenizer, vocab_size=vocab_size)
+            within = leading_tokens(
+                tokenizer, prompt.text + second, whole.token_ids, [len(prompt.text)]
+            )
+            if not within:
+                raise ValueError(
+                    f"score: {where} shares its first token with all of its prompt {prompt.text!r}, so no token comes "
+                    "before it; give a longer prompt, or token ids"
+                )
+            return Pair(_declared(whole.token_ids, within[0]), within[0])
+        ids: Sequence[int] = tokenizer.encode(second, add_special_tokens=False)
+    else:
+        [read] = read_prompts([second], tokenizer, vocab_size=vocab_size)
+        ids = read.token_ids
+    return Pair(_declared((*prompt.token_ids, *ids), before), before)
+
+
+def _declared(token_ids: Sequence[int], first: int) -> Prompt:
+    """A prompt of which others will share the tokens before the continuation."""
+    return Prompt(None, tuple(token_ids), (first,))
+
+
+def score_of(job: Job, first: int) -> Score:
+    """The score of a finished prompt, whose continuation begins behind `first` tokens."""
+    found = job.completions[0].request.prompt_logprobs[first:]
+    return Score(
+        token_ids=tuple(entry.token_id for entry in found),
+        token_logprobs=tuple(entry.logprob for entry in found),
+        ranks=tuple(entry.rank for entry in found),
+    )
+
+
+def check_pooling(pooling: str) -> None:
+    """ValueError for a pooling that does not exist."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"embed: pooling must be 'last' or 'mean', got {pooling!r}")
+
+
+def vectors_of(jobs: Sequence[Job], *, width: int, normalize: bool) -> np.ndarray:
+    """The vectors of finished prompts, float32[jobs, width]."""
+    vectors: np.ndarray = np.zeros((len(jobs), width), np.float32)
+    for line, job in enumerate(jobs):
+        request = job.completions[0].request
+        assert request.pooled is not None, "its prompt was computed"
+        count = len(request.prompt) if request.pooling == "mean" else 1
+        vectors[line] = request.pooled / count
+    if normalize:
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors

@@ -1,0 +1,231 @@
+"""The command `chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybrid_jax.cli.exits import write
+from hybrid_jax.cli.options.groups import spreads
+from hybrid_jax.cli.options.model import (
+    ModelOptions,
+    TemplateOption,
+    check_template,
+    template_of,
+    tokenizer_of,
+)
+from hybrid_jax.cli.options.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from hybrid_jax.api.llm import LLM
+    from hybrid_jax.api.outputs import RequestOutput
+    from hybrid_jax.config.sampling_params import SamplingParams
+
+PROMPT, MORE = "> ", "... "
+FENCE = '"""'  # begins and ends a message of several lines
+HELP = {
+    "/help": "show these commands",
+    "/reset": "forget the conversation and begin a new one",
+    "/save FILE": "write the conversation to a file, as JSON",
+    "/load FILE": "go on with a conversation that was saved",
+    "/stats": "show how fast the last answer came, and what the prefix cache did",
+    "/quit": "leave, as Ctrl-D does",
+}
+
+
+@spreads(engine=ModelOptions, sampling=SamplingOptions)
+def chat(
+    engine: ModelOptions,
+    sampling: SamplingOptions,
+    system: Annotated[
+        str | None, typer.Option(help="What the system says before the conversation.")
+    ] = None,
+    chat_template: TemplateOption = None,
+) -> None:
+    """Talk with a model in the terminal.
+
+    Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be typed. If stdin is no terminal, each of its
+    lines is a message.
+    """
+    from hybrid_jax.api.llm import LLM  # loads jax
+
+    write(end="", flush=True)  # if stdout takes nothing, this fails before anything is loaded
+    form, template = sampling.form(), template_of(chat_template)
+    llm = LLM(engine.model, quiet=True, **engine.for_llm())
+    check_template(tokenizer_of(llm, engine, "chat"), template, engine, "chat")
+    params = sampling.params(llm.get_default_sampling_params(), form)
+    talk = Talk(llm, params, system=system, template=template)
+    if sys.stdin is not None and sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  (arrow keys and earlier lines in `input`)
+        tell(
+            f"talking with {engine.name}; /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves"
+        )
+    while (text := read_message()) is not None:
+        if text.startswith("/"):
+            if not talk.command(text):
+                break
+        elif text.strip():
+            talk.say(text)
+
+
+def tell(text: str) -> None:
+    """A line to the user that is no part of an answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_message() -> str | None:
+    """The next message or command; None at the end of the input."""
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    while True:
+        try:
+            line = _line(PROMPT, terminal)
+            if line is None or not line.startswith(FENCE):
+                return line
+            lines = [line.removeprefix(FENCE)]
+            while not lines[-1].endswith(FENCE):
+                more = _line(MORE, terminal)
+                if more is None:
+                    return "\n".join(lines)
+                lines.append(more)
+            return "\n".join(lines).removesuffix(FENCE)
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            write()
+            tell("Ctrl-D or /quit leaves")
+
+
+def _line(prompt: str, terminal: bool) -> str | None:
+    if sys.stdin is None:
+        return None
+    if not terminal:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    try:
+        return input(prompt)
+    except EOFError:
+        write()
+        return None
+
+
+class Talk:
+    """A conversation and what may be done with it.
+
+    Args:
+        llm, params: who answers, and how tokens are chosen.
+        system: what the system says first, or None.
+        template: a chat template in place of the model's own, or None.
+
+    Attributes:
+        messages: of the conversation so far.
+    """
+
+    def __init__(
+        self, llm: LLM, params: SamplingParams, *, system: str | None, template: str | None
+    ) -> None:
+        self._llm, self._params, self._template = llm, params, template
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, Any]] = list(self._opening)
+        self._last: RequestOutput | None = None
+
+    def say(self, text: str) -> None:
+        """Adds a user's message, and writes the answer as it comes. Ctrl-C ends the answer; what came so far counts."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        answer, stopped = "", False
+        try:
+            deltas = self._llm.stream_chat(messages, self._params, chat_template=self._template)
+            with closing(deltas):
+                for delta in deltas:
+                    answer += delta.text
+                    write(delta.text, end="", flush=True)
+                    self._last = delta.output or self._last
+        except ValueError as error:
+            tell(self._refusal(error))
+            return
+        except KeyboardInterrupt:
+            stopped = True
+        write(flush=True)
+        if stopped:
+            tell("stopped")
+        if answer or not stopped:
+            self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _refusal(self, error: ValueError) -> str:
+        """Why a message got no answer."""
+        from hybrid_jax.api.intake import TooLong
+
+        if isinstance(error, TooLong):
+            return (
+                f"the conversation no longer fits the longest sequence of {self._llm.max_model_len} tokens; /reset "
+                "begins a new one"
+            )
+        return str(error)
+
+    def command(self, text: str) -> bool:
+        """Does what a line that begins with a slash asks for; returns False if it asks to leave."""
+        name, _, argument = text.strip().partition(" ")
+        argument = argument.strip()
+        match name:
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self.messages, self._last = list(self._opening), None
+                tell("a new conversation")
+            case "/save" | "/load" if not argument:
+                tell(f"{name} needs the name of a file")
+            case "/save":
+                self._save(Path(argument))
+            case "/load":
+                self._load(Path(argument))
+            case "/stats":
+                self._show_stats()
+            case "/help":
+                for command, meaning in HELP.items():
+                    tell(f"{command:<12} {meaning}")
+                tell(f"{FENCE} begins a message of several lines, and {FENCE} ends it")
+            case _:
+                tell(f"{name} is no command; /help lists them")
+        return True
+
+    def _save(self, path: Path) -> None:
+        text = json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False)
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            tell(f"{path}: {error.strerror}")
+        else:
+            tell(f"{len(self.messages)} messages are in {path}")
+
+    def _load(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            messages = found["messages"]
+            if messages:
+                self._llm.render_chat(messages, chat_template=self._template)
+        except OSError as error:
+            tell(f"{path}: {error.strerror}")
+        except (ValueError, TypeError, KeyError) as error:
+            tell(f"{path} holds no conversation that /save wrote: {error}")
+        else:
+            self.messages, self._last = list(messages), None
+            tell(f"{len(messages)} messages from {path}")
+
+    def _show_stats(self) -> None:
+        if self._last is None:
+            tell("there is no answer yet")
+            return
+        metrics = self._last.metrics
+        first = "-" if metrics.ttft_s is None else f"{1000 * metrics.ttft_s:.0f} ms"
+        rate = metrics.decode_tokens_per_s
+        speed = "" if rate is None else f", then {rate:,.0f} tokens/s"
+        tell(
+            f"{metrics.num_prompt_tokens} tokens of prompt, {metrics.num_cached_tokens} of them from the prefix cache; "
+            f"{metrics.num_generation_tokens} new ones, the first after {first}{speed}"
+        )
+        tell(str(self._llm.cache.explain(self._last)))

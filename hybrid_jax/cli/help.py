@@ -1,0 +1,66 @@
+"""How help looks: commands under headings, options under those of their groups, and types in a shell's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
+TYPE = re.compile(r"<(?:list\[)?(\w+)\]?>")
+# typer puts words for a default in parentheses.
+DEFAULT = re.compile(r"\[default: \((.*)\)\]$", re.DOTALL)
+
+
+class Command(TyperCommand):
+    """A command whose options stand under the titles of their groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes arguments and options into the help: those of all groups come last."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            if isinstance(param, TyperArgument):
+                sections["Arguments"].append((record[0].partition(" <")[0], record[1]))
+                continue
+            title = getattr(param, "rich_help_panel", None) or "Options"
+            sections.setdefault(title, []).append(_in_words(record))
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Commands(TyperGroup):
+    """Commands under headings, each with the first sentence of its help, whatever the width.
+
+    Attributes:
+        headings: the names of the commands under each.
+    """
+
+    headings: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands into the help."""
+        width = max(map(len, self.commands))
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                rows = [(f"{name:<{width}}", _summary(self.commands[name])) for name in names]
+                formatter.write_dl(rows)
+
+
+def _in_words(record: tuple[str, str]) -> tuple[str, str]:
+    """A line of help without Python's names of types."""
+    name, text = record
+    return TYPE.sub(lambda found: TYPES.get(found[1], found[0]), name), DEFAULT.sub(
+        r"[default: \1]", text
+    )
+
+
+def _summary(command: Any) -> str:
+    """The first sentence of a command's help, without its full stop."""
+    return command.help.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")

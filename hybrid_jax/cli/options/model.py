@@ -1,0 +1,157 @@
+"""The options of commands that load a model: which one, how large its engine is, and how it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from hybrid_jax.cli.exits import text_of
+
+if TYPE_CHECKING:
+    from hybrid_jax.api.llm import LLM
+    from hybrid_jax.text.tokenizer import Tokenizer
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Directory of a model, or tiny_gated_delta or tiny_cut for another of the models in the package.",
+        show_default="the bundled small model",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for keys, values, states, rings and logits, like 5GB, 5GiB or bytes. Weights come on top.",
+        show_default="what suits the machine",
+    ),
+]
+RowsOption = Annotated[
+    int | None,
+    typer.Option(help="How many sequences decode together.", show_default="what suits the machine"),
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest sequence in tokens, prompt and output together.", show_default="the model's"
+    ),
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Dtype of weights and activations: float32, bfloat16, or auto for float32 on a CPU and the stored one on "
+        "a GPU."
+    ),
+]
+KVDtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Dtype of cached keys and values: auto for that of the model, or fp8 for one byte a number, which "
+        "changes the text a little."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What `LLM` takes, as options of a command."""
+
+    TITLE: ClassVar[str] = "The model and its engine"
+
+    model: ModelOption = None
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of the tokenizer to use in place of the model's own.",
+            show_default="the model's own",
+        ),
+    ] = None
+    dtype: DtypeOption = "auto"
+    kv_cache_dtype: KVDtypeOption = "auto"
+    memory: MemoryOption = None
+    max_rows: RowsOption = None
+    max_model_len: LengthOption = None
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="What the prefix cache keeps when memory is short: adaptive, lru, marconi and others, or off for no "
+            "cache."
+        ),
+    ] = "adaptive"
+    speculation: Annotated[
+        str,
+        typer.Option(
+            help="Speculative decoding guesses the next tokens and checks several in one step. The text does not "
+            "change. ngram and suffix look for repetitions; mtp uses the model's own head, exit a head on its cut, "
+            "draft:DIRECTORY a second model."
+        ),
+    ] = "off"
+    seed: Annotated[int, typer.Option(help="Seed of random sampling.")] = 0
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact", help="Make all results bit-identical, whatever runs beside them; slower."
+        ),
+    ] = False
+
+    def for_llm(self) -> dict[str, Any]:
+        """The keywords of `LLM` beside the model."""
+        given = dict(vars(self))
+        del given["model"]
+        return given
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        return "the bundled model" if self.model is None else self.model
+
+
+def tokenizer_of(llm: LLM, options: ModelOptions, where: str) -> Tokenizer:
+    """The tokenizer; ValueError if the model came without one."""
+    tokenizer = llm.get_tokenizer()
+    if tokenizer is None:
+        raise ValueError(
+            f"{where}: {options.model} has no tokenizer.json, so it takes no text; put one beside its config.json, or "
+            "name a directory with --tokenizer"
+        )
+    return tokenizer
+
+
+TemplateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        help="Jinja file with a chat template.",
+        show_default="the model's own template",
+    ),
+]
+
+
+def template_of(path: Path | None) -> str | None:
+    """The source of a chat template. It is checked before anything is loaded."""
+    from hybrid_jax.text.tokenizer import compile_template
+
+    if path is None:
+        return None
+    source = text_of("--chat-template", path)
+    if not source.strip():
+        raise ValueError(f"--chat-template {path}: is empty; give a Jinja template")
+    try:
+        compile_template(source)
+    except ValueError as error:
+        text = str(error).removeprefix("chat template: ")
+        raise ValueError(f"--chat-template {path}: is not a Jinja template: {text}") from error
+    return source
+
+
+def check_template(
+    tokenizer: Tokenizer, template: str | None, options: ModelOptions, where: str
+) -> None:
+    """ValueError if there is no chat template."""
+    if template is None and not tokenizer.has_chat_template:
+        raise ValueError(
+            f"{where}: {options.name} has no chat template; give one with --chat-template FILE, or continue plain text "
+            "with `hybrid-jax generate`"
+        )

@@ -1,0 +1,75 @@
+"""The command `run-batch`: a file of requests, answered line by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybrid_jax.cli.exits import JsonOption, note, write_json
+from hybrid_jax.cli.options.groups import spreads
+from hybrid_jax.cli.options.model import ModelOptions, TemplateOption, template_of
+
+REQUEST = (
+    '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
+)
+
+
+@spreads(engine=ModelOptions)
+def run_batch(
+    input: Annotated[
+        Path, typer.Option("--input", "-i", help="File of requests: OpenAI's batch lines (JSONL).")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the answers.")],
+    engine: ModelOptions,
+    chat_template: TemplateOption = None,
+    fail_on_error: Annotated[
+        bool, typer.Option("--fail-on-error", help="End with exit code 1 if a line got an error.")
+    ] = False,
+    max_errors: Annotated[
+        int | None,
+        typer.Option(
+            help="Stop with exit code 1 once more lines than this got an error. The same command with a higher number "
+            "goes on from there.",
+            show_default="no limit",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a file of requests, or go on where an interrupted run stopped.
+
+    Lines with the same beginning are computed together. OUTPUT gets one answer for each line of INPUT, in the same
+    order. Until all are there, they are in OUTPUT.partial. The exit code is 1 if no line of INPUT is a request.
+    """
+    from hybrid_jax import batch  # loads jax
+
+    template = template_of(chat_template)
+    try:
+        summary = batch.run_batch(
+            input,
+            output,
+            engine.model,
+            chat_template=template,
+            max_errors=max_errors,
+            **engine.for_llm(),
+        )
+    except batch.BatchStopped as error:
+        note(str(error))
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        kept = batch.partial_path(output.resolve())
+        if kept.exists():
+            note(
+                f"interrupted; the lines so far are in {kept}, the same command goes on from there"
+            )
+        raise
+    no_requests = (
+        f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
+        f"that can be read. A request looks like {REQUEST}; {output} says what is wrong with each line"
+    )
+    note(str(summary) if summary.num_requests else no_requests)
+    if as_json:
+        write_json(summary.as_dict())
+    if not summary.num_requests or (fail_on_error and summary.num_errors):
+        raise typer.Exit(1)

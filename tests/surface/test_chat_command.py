@@ -1,0 +1,147 @@
+"""`hybrid-jax chat` over the scripted engine: messages in, answers out, and what a slash asks for."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+
+import pytest
+
+from hybrid_jax import LLM
+from hybrid_jax.cli import chat as chat_module
+from hybrid_jax.cli import main as cli
+from tests.surface.conftest import TEMPLATE
+from tests.surface.fake_engine import SCRIPT, FakeEngine
+
+
+@pytest.fixture
+def talk(fake_model, tmp_path, monkeypatch, capsys):
+    """Types lines into `chat`; returns (exit code, stdout, stderr) and the texts of the prompts it made."""
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    prompts = []
+    add = FakeEngine.add
+    monkeypatch.setattr(
+        FakeEngine, "add", lambda s, r: (prompts.append(bytes(r.prompt).decode()), add(s, r))
+    )
+
+    def run(*lines, options=()):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        prompts.clear()
+        command = ["chat", "--model", fake_model, "--chat-template", template, "--max-tokens", 3]
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(word) for word in (*command, *options)])
+        said = capsys.readouterr()
+        return (exit.value.code, said.out, said.err), list(prompts)
+
+    return run
+
+
+ANSWER = SCRIPT[:3]
+
+
+def test_a_conversation_grows_by_messages_and_answers(talk):
+    result, prompts = talk("hi", "", "and?", options=("--system", "S"))
+    assert result == (0, f"{ANSWER}\n{ANSWER}\n", "")
+    first = "<system>S<user>hi"
+    assert prompts == [first, f"{first}<assistant>{ANSWER}<user>and?"]
+
+
+def test_reset_begins_with_the_system_again(talk):
+    (code, _, err), prompts = talk("hi", "/reset", "new", options=("--system", "S"))
+    assert (code, err) == (0, "a new conversation\n")
+    assert prompts[-1] == "<system>S<user>new"
+
+
+def test_a_message_of_several_lines(talk):
+    _, prompts = talk('"""one', "two", 'three"""', '"""four"""')
+    assert prompts[0] == "<user>one\ntwo\nthree"
+    assert prompts[1].endswith("<user>four")
+
+
+def test_quit_leaves_before_what_follows(talk):
+    (code, out, _), prompts = talk("hi", "/quit", "unheard")
+    assert (code, out, len(prompts)) == (0, f"{ANSWER}\n", 1)
+
+
+def test_a_saved_conversation_goes_on(talk, tmp_path):
+    file = tmp_path / "talk.json"
+    (_, _, err), _ = talk("hi", f"/save {file}")
+    assert err == f"2 messages are in {file}\n"
+    saved = json.loads(file.read_text())["messages"]
+    assert saved == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": ANSWER},
+    ]
+    (_, _, err), prompts = talk(f"/load {file}", "more")
+    assert err == f"2 messages from {file}\n"
+    assert prompts == [f"<user>hi<assistant>{ANSWER}<user>more"]
+
+
+def test_stats_say_what_the_last_answer_cost(talk):
+    (_, _, err), _ = talk("/stats", "hi", "/stats")
+    none, numbers, cache = err.splitlines()
+    assert none == "there is no answer yet"
+    assert re.match(
+        r"8 tokens of prompt, 0 of them from the prefix cache; 3 new ones, the first after \d+ ms",
+        numbers,
+    )
+    assert cache.startswith("request 0: 0 of 8 prompt tokens came from the prefix cache")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("/dance", "/dance is no command; /help lists them"),
+        ("/save", "/save needs the name of a file"),
+        ("/save /no/such/place/x", "/no/such/place/x: No such file or directory"),
+        ("/load /no/such/file", "/no/such/file: No such file or directory"),
+        ("/load WRONG", "WRONG holds no conversation that /save wrote: "),
+        ("/load EMPTY", "EMPTY holds no conversation that /save wrote: "),
+    ],
+)
+def test_a_wrong_command_is_a_line_and_the_conversation_goes_on(talk, tmp_path, line, said):
+    for name, content in (("WRONG", '{"messages": [{"role": 3}]}'), ("EMPTY", "{}")):
+        (tmp_path / name).write_text(content)
+        line = line.replace(name, str(tmp_path / name))
+        said = said.replace(name, str(tmp_path / name))
+    (code, out, err), prompts = talk(line, "hi")
+    assert err.startswith(said) and err.count("\n") == 1
+    assert (code, out, prompts) == (0, f"{ANSWER}\n", ["<user>hi"])
+
+
+def test_help_lists_every_command(talk):
+    (_, _, err), _ = talk("/help")
+    assert all(name in err for name in chat_module.HELP)
+
+
+def test_a_conversation_that_is_too_long_loses_only_the_last_message(talk):
+    (code, out, err), prompts = talk("hi", "x" * 300, "and?")
+    assert err.startswith(
+        "the conversation no longer fits the longest sequence of 200 tokens; /reset"
+    )
+    assert (code, out) == (0, f"{ANSWER}\n{ANSWER}\n")
+    assert prompts[-1] == f"<user>hi<assistant>{ANSWER}<user>and?"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
+    def interrupted(deltas):
+        yield next(deltas)
+        deltas.close()
+        raise KeyboardInterrupt
+
+    stream, calls = LLM.stream_chat, []
+
+    def first_is_interrupted(self, *arguments, **options):
+        calls.append(1)
+        deltas = stream(self, *arguments, **options)
+        return interrupted(deltas) if len(calls) == 1 else deltas
+
+    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", first_is_interrupted)
+    (code, out, err), prompts = talk("hi", "and?")
+    assert (code, err) == (0, "stopped\n")
+    part = prompts[1].removeprefix("<user>hi<assistant>").removesuffix("<user>and?")
+    assert ANSWER.startswith(part) and part
+    assert out == f"{part}\n{ANSWER}\n"

@@ -1,0 +1,149 @@
+"""`hybrid-jax doctor`, `bench` and `convert`: what is installed, how fast it is, and a model in another form."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hybrid_jax import LLM, SamplingParams, load_model
+from hybrid_jax.cli import doctor
+from hybrid_jax.cli import main as cli
+from hybrid_jax.machine import Nvidia
+from hybrid_jax.models.files import BUNDLED
+
+HOPPER = Nvidia(total_bytes=80 << 30, used_bytes=0, capability="9.0")
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_the_doctor_finds_nothing_wrong_here(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    (tmp_path / "hybrid_jax").mkdir()
+    (tmp_path / "hybrid_jax" / "program").write_bytes(b"x" * 2048)
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines() if "  " in line)
+    assert lines["jax sees"] == "cpu:0 cpu"
+    assert lines["cache of compiled programs"] == f"{tmp_path / 'hybrid_jax'}: 2 KiB in 1 files"
+    assert lines["JAX_PLATFORMS"] == "cpu"
+    assert "problem:" not in out or "GPU" in out
+    found = json.loads(run("doctor", "--json")[1])
+    assert found["packages"]["jax"] and found["caches"][0]["num_files"] == 1
+
+
+@pytest.fixture
+def healthy():
+    """What `examine` finds where nothing is wrong."""
+    cache = {"path": "/cache", "writable": True, "free_bytes": 1 << 40}
+    packages = dict.fromkeys(doctor.PACKAGES, "1.0")
+    return {
+        "python": "3.12.1",
+        "devices": ["gpu:0 NVIDIA H100"],
+        "devices_error": None,
+        "packages": packages,
+        "environment": {},
+        "caches": [cache],
+    }
+
+
+@pytest.mark.parametrize(
+    "change, gpu, said",
+    [
+        ({}, HOPPER, ""),
+        ({"devices_error": "no plugin"}, HOPPER, "jax cannot start: no plugin"),
+        (
+            {"devices": ["cpu:0 cpu"], "environment": {"JAX_PLATFORMS": "cpu"}},
+            HOPPER,
+            "JAX_PLATFORMS=cpu hides it; unset it",
+        ),
+        ({"devices": ["cpu:0 cpu"]}, HOPPER, "pip install 'hybrid_jax[cuda12]'"),
+        (
+            {"devices": ["cpu:0 cpu"], "environment": {"JAX_PLATFORMS": "cuda"}},
+            None,
+            "JAX_PLATFORMS=cuda asks for a GPU, and there is none",
+        ),
+        ({"packages": {"jax-triton": None}}, HOPPER, "pip install 'hybrid_jax[cuda12,triton]'"),
+        ({"environment": {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}}, HOPPER, "LD_LIBRARY_PATH"),
+        (
+            {"caches": [{"path": "/c", "writable": False, "free_bytes": 0}]},
+            HOPPER,
+            "/c cannot be w",
+        ),
+        (
+            {"caches": [{"path": "/c", "writable": True, "free_bytes": 9}]},
+            HOPPER,
+            "only 9 B are",
+        ),
+        (
+            {"environment": {"JAX_ENABLE_COMPILATION_CACHE": "false"}},
+            HOPPER,
+            "JAX_ENABLE_COMPILATION_CACHE turns the cache off",
+        ),
+    ],
+)
+def test_each_problem_is_said_with_its_remedy(healthy, change, gpu, said):
+    found = list(doctor.problems(healthy | change, gpu))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_a_missing_package_is_a_problem(healthy, monkeypatch):
+    monkeypatch.setattr(doctor, "_wanted", lambda: {"no-such-package": "no-such-package>=2"})
+    [problem] = doctor.problems(healthy, HOPPER)
+    assert problem == "no-such-package is not installed; pip install 'no-such-package>=2'"
+
+
+def test_a_bench_measures_prefill_hits_and_decoding(run):
+    options = ("--prompt-tokens", 80, "--new-tokens", 24, "--max-rows", 2, "--max-model-len", 512)
+    code, out, err = run("bench", "--json", *options)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["cached_tokens"] == 64 and found["prompt_tokens"] == 80
+    assert found["ttft_ms"] > found["cached_ttft_ms"] > 0
+    assert [entry["rows"] for entry in found["decode"]] == [1, 2]
+    assert all(entry["tokens_per_s"] > 0 for entry in found["decode"])
+    assert np.isclose(found["prefill_tokens_per_s"], 80 / found["ttft_ms"] * 1000, rtol=1e-2)
+    code, out, _ = run("bench", *options)
+    lines = out.splitlines()
+    assert lines[0] == "model        the bundled model, float32, cache adaptive"
+    assert lines[-3].split() == ["rows", "tokens/s", "ms", "a", "token"]
+
+
+def test_a_bench_that_does_not_fit_says_so(run):
+    code, out, err = run("bench", "--prompt-tokens", 600, "--max-model-len", 512)
+    assert (code, out) == (2, "")
+    assert "--prompt-tokens 600 and --new-tokens 64 need sequences of 601 tokens" in err
+    code, out, err = run("bench", "--new-tokens", 2, "--max-model-len", 1024)
+    assert (code, out) == (2, "") and "--new-tokens must be at least" in err
+
+
+def test_a_converted_model_is_the_same_model(run, tmp_path):
+    code, out, err = run("convert", BUNDLED, tmp_path / "out", "--json")
+    assert code == 0 and f"the model is in {tmp_path / 'out'}; hybrid-jax generate" in err
+    assert json.loads(out)["dtype"] == "bfloat16"
+    config, params = load_model()
+    again, converted = load_model(tmp_path / "out")
+    assert config == again
+    assert np.array_equal(params["embed"], converted["embed"])
+    with LLM(tmp_path / "out", max_rows=1, max_model_len=64, quiet=True) as llm:
+        [output] = llm.generate("import ", SamplingParams(max_tokens=4, temperature=0.0))
+        assert len(output.outputs[0].text) == 4
+    code, _, err = run("convert", BUNDLED, tmp_path)
+    assert (code, "exists and is not a saved model; choose another path" in err) == (2, True)
+
+
+def test_a_dtype_is_stored(run, tmp_path):
+    run("convert", BUNDLED, tmp_path / "out", "--dtype", "float32")
+    assert load_model(tmp_path / "out")[0].dtype == "float32"

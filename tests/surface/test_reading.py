@@ -1,0 +1,121 @@
+"""`LLM.score` and `LLM.embed`."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from hybrid_jax import SamplingParams
+from tests.surface.conftest import HEAD
+
+
+def by_prompt_logprobs(llm, prompt, continuation):
+    """The same by a request for all log-probabilities of the prompt."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    [output] = llm.generate(prompt + continuation, params)
+    last = output.prompt_logprobs[len(prompt) :]
+    tokens = output.prompt_token_ids[len(prompt) :]
+    return [p[token].logprob for p, token in zip(last, tokens, strict=True)]
+
+
+def test_scores_are_those_of_the_prompts_own_logprobs(bundled):
+    endings = ["    return 1\n", "    def read(self):\n", "zq"]
+    scores = bundled.score(HEAD, endings)
+    for score, ending in zip(scores, endings, strict=True):
+        want = by_prompt_logprobs(bundled, HEAD, ending)
+        assert score.token_ids == tuple(ending.encode())
+        assert np.allclose(score.token_logprobs, want, atol=3e-4)
+        assert np.isclose(score.logprob, sum(want), atol=2e-3)
+
+
+def test_what_greedy_decoding_writes_is_greedy(bundled):
+    [output] = bundled.generate(HEAD, SamplingParams(max_tokens=12, temperature=0.0))
+    [own, other] = bundled.score(HEAD, [output.outputs[0].text, "zq"])
+    assert own.is_greedy and own.ranks == (1,) * 12
+    assert not other.is_greedy and max(other.ranks) > 1
+
+
+def test_a_shared_prompt_is_computed_once(bundled):
+    prompt = "class Once:\n" + "    value = 1\n" * 10
+    before = bundled.stats()
+    bundled.score(prompt, [f"    other = {k}\n" for k in range(6)])
+    after = bundled.stats()
+    computed = after["prefill_tokens"] - before["prefill_tokens"]
+    assert computed < 128 + 6 * 44  # the shared blocks once, and the rest of each
+    assert after["cache_hits"] - before["cache_hits"] == 5
+
+
+def test_prompts_and_continuations_pair(bundled):
+    ids = [{"prompt_token_ids": [97, 98]}, {"prompt_token_ids": [97, 98]}]
+    texts = bundled.score(["ab", "ab"], ["cd", "ef"])
+    mixed = bundled.score(ids, ["cd", {"prompt_token_ids": [101, 102]}])
+    assert [s.token_ids for s in texts] == [s.token_ids for s in mixed] == [(99, 100), (101, 102)]
+    assert np.allclose([s.logprob for s in texts], [s.logprob for s in mixed], atol=1e-4)
+    [both] = bundled.score([97, 98], [99, 100])
+    assert both.token_ids == (99, 100)
+    several = bundled.score(["x = ", "import "], "os")
+    assert len(several) == 2 and several[1].logprob > several[0].logprob
+    assert bundled.score([], []) == []
+
+
+def test_a_token_that_reaches_into_the_continuation_belongs_to_it(make_llm):
+    class Pairs:
+        """Two characters a token."""
+
+        def encode(self, text):
+            return [200 + ord(text[i]) % 7 for i in range(0, len(text), 2)]
+
+        def decode(self, ids):
+            return self.text[: 2 * len(ids)]
+
+    tokenizer = Pairs()
+    tokenizer.text = "abcde"
+    llm = make_llm(tokenizer=tokenizer)
+    llm.score("abc", "de")
+    assert (llm._engine.added[-1].logprobs_from, len(llm._engine.added[-1].prompt)) == (1, 3)
+    tokenizer.text = "ab"
+    with pytest.raises(ValueError, match="shares its first token with all of its prompt 'a'"):
+        llm.score("a", "b")
+
+
+@pytest.mark.parametrize(
+    "prompts, continuations, said",
+    [
+        (["a", "b"], ["c", "d", "e"], "2 prompts and 3 continuations do not pair"),
+        ("a", "", "continuation 0 is empty; there is nothing to score"),
+        ("a", ["b", []], "is empty"),
+        ("", "b", "prompt 0: is empty"),
+        (3, "b", "score: prompts must be text, token ids, or a list of these, got int"),
+        ("a", b"b", "score: continuations must be text, token ids, or a list of these, got bytes"),
+        ("a", [5000], "token ids must lie between 0 and"),
+    ],
+)
+def test_wrong_pairs_are_refused(bundled, prompts, continuations, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        bundled.score(prompts, continuations)
+
+
+def test_vectors_have_length_one_and_do_not_depend_on_the_cache(bundled):
+    texts = [HEAD + "x = 1", HEAD + "y = 2", "import os"]
+    bundled.reset_prefix_cache()
+    cold = bundled.embed(texts)
+    warm = bundled.embed(texts)
+    assert cold.dtype == np.float32 and cold.shape == (3, bundled.model_config.width)
+    assert np.allclose(np.linalg.norm(cold, axis=1), 1)
+    assert np.allclose(cold, warm, atol=1e-5)
+    assert cold[0] @ cold[1] > cold[0] @ cold[2]
+
+
+def test_a_mean_is_of_all_tokens(bundled):
+    raw = bundled.embed([HEAD, HEAD], pooling="mean", normalize=False)
+    prefixes = bundled.embed([HEAD[:n] for n in range(1, len(HEAD) + 1)], normalize=False)
+    assert np.allclose(raw[0], prefixes.mean(axis=0), atol=1e-3)
+    assert np.array_equal(raw[0], raw[1])
+    assert bundled.embed([]).shape == (0, bundled.model_config.width)
+
+
+def test_another_pooling_is_refused(bundled):
+    with pytest.raises(ValueError, match="embed: pooling must be 'last' or 'mean', got 'max'"):
+        bundled.embed("a", pooling="max")
