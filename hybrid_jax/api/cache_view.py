@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.completions import Job
+from hybrid_jax.api.html import MARK, PALE, bar
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cache.tree.node import LookUp, Why, describe_tree
+from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why, describe_tree, ids_of
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hybrid_jax.engine.engine import Engine
     from hybrid_jax.schedule.history import History
+    from hybrid_jax.text.tokenizer import Tokenizer
 
+SHOWN_TOKENS, SHOWN_CHARACTERS = 32, 40  # of a span in the picture of the tree
 REMEMBERED = 4096  # requests that can still be explained
 # Tokens of the prompt, those that were skipped, and the look-up.
 SeenRequest = tuple[int, int, LookUp | None]
@@ -70,6 +77,19 @@ class CacheExplanation:
     possible_tokens: int
     reason: str
 
+    def _repr_html_(self) -> str:
+        hit, known = self.hit_tokens, max(self.matched_tokens, self.hit_tokens)
+        parts = [
+            (hit, MARK, f"{hit} tokens came from the prefix cache"),
+            (
+                known - hit,
+                "background:rgba(128,128,128,.35)",
+                f"{known - hit} were known and computed again",
+            ),
+            (self.prompt_tokens - known, "", f"{self.prompt_tokens - known} were new"),
+        ]
+        return f"{bar(parts, self.prompt_tokens)}<div>{escape(str(self))}</div>"
+
     def __str__(self) -> str:
         return (
             f"request {self.request_id}: {self.hit_tokens} of {self.prompt_tokens} prompt tokens came "
@@ -105,10 +125,23 @@ class WhatIf:
 
 
 class Picture(str):
-    """Text that a notebook or a shell shows without quotes."""
+    """Text that a shell shows without quotes, and that a notebook shows as HTML.
 
-    __slots__ = ()
+    Args:
+        text: the text. html: the same as HTML.
+    """
+
+    _html: str
+
+    def __new__(cls, text: str, html: str) -> Picture:
+        self = super().__new__(cls, text)
+        self._html = html
+        return self
+
     __repr__ = str.__str__
+
+    def _repr_html_(self) -> str:
+        return self._html
 
 
 class CacheView:
@@ -118,6 +151,7 @@ class CacheView:
         ask: calls a function with the engine between two turns, and returns what that returns.
         seen: what the cache did for the latest requests, by request id. The engine's thread writes it.
         model, config: of the engine.
+        tokenizer: shows the text of spans; None to show token ids.
     """
 
     def __init__(
@@ -126,8 +160,9 @@ class CacheView:
         seen: Mapping[str, SeenRequest],
         model: ModelConfig,
         config: EngineConfig,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._ask, self._seen, self._config = ask, seen, config
+        self._ask, self._seen, self._config, self._tokenizer = ask, seen, config, tokenizer
         self._recurrent = bool(model.recurrent)
 
     def explain(self, request: RequestOutput | Delta | str) -> CacheExplanation:
@@ -227,13 +262,31 @@ class CacheView:
         return f"{memory}\n{self.tree() or 'the cache is off'}"
 
     def tree(self) -> Picture:
-        """The prefix tree alone: one line a node, indented below its parent. Empty if the cache is off."""
+        """The prefix tree alone: one line a node, indented below its parent. Empty if the cache is off.
 
-        def picture(engine: Engine) -> Picture:
+        A line has the node's span in tokens, how its text begins (or its token ids, without a tokenizer), and what of
+        it is cached. A span that is "known" was seen, but its pages are not cached.
+        """
+
+        def lines(engine: Engine) -> list[NodeLine] | None:
             tree = engine.scheduler.memory.tree
-            return Picture("" if tree is None else describe_tree(tree.root))
+            return None if tree is None else describe_tree(tree.root, self._text_of)
 
-        return self._ask(picture)
+        found = self._ask(lines)
+        if found is None:
+            return Picture("", "the prefix cache is off")
+        more = ["..."] * (len(found) == MAX_NODES)
+        text = "\n".join([*map(str, found), *more]) or "(empty)"
+        rows = [_html_line(line) for line in found] or ["the prefix cache is empty"]
+        return Picture(text, f"<div style='font-family:monospace'>{''.join(rows + more)}</div>")
+
+    def _text_of(self, tokens: np.ndarray) -> str:
+        """How a span begins: its text if there is a tokenizer."""
+        if self._tokenizer is None:
+            return ids_of(tokens)
+        text = self._tokenizer.decode(tokens[:SHOWN_TOKENS].tolist(), skip_special_tokens=False)
+        short = len(tokens) <= SHOWN_TOKENS and len(text) <= SHOWN_CHARACTERS
+        return json.dumps(text[:SHOWN_CHARACTERS], ensure_ascii=False) + " ..." * (not short)
 
     def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
         """How many tokens the requests so far would have skipped under another policy, or with more or less memory.
@@ -271,6 +324,16 @@ class CacheView:
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"
+
+
+def _html_line(line: NodeLine) -> str:
+    """A node of the tree as HTML: what resumes is marked, what is only known is pale."""
+    (start, end), resumes = line.span, "checkpoint" in line.marks
+    style = MARK if resumes else PALE if line.marks == ["known"] else ""
+    return (
+        f"<div style='margin-left:{2 * line.depth}em'><span style='{PALE}'>{start}-{end}</span> "
+        f"<span style='{style}'>{escape(line.text)}</span> <small>{escape(', '.join(line.marks))}</small></div>"
+    )
 
 
 def _history_so_far(engine: Engine) -> History | None:

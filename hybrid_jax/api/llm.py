@@ -30,6 +30,7 @@ from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vectors_of
+from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import (
     CacheConfig,
@@ -215,7 +216,9 @@ class LLM:
         self._thread = EngineThread(engine, record=self._ledger.record)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
-        self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
+        self._cache = CacheView(
+            self._thread.ask, self._ledger.seen, config, engine_config, tokenizer
+        )
         if not quiet:
             print(self.describe(), file=sys.stderr)
 
@@ -562,15 +565,15 @@ class LLM:
         """A digest of this model with its tokenizer and chat templates, which tells it from others."""
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/glossary.md.
 
-        `memory_bytes` is the size of arena, rings and tables. `peak_memory_bytes` is as in `RequestMetrics`, up to now.
+        The result is a dict. As text, and in a notebook, it shows its numbers in groups, each with what it means.
         """
         self._thread.settle()
         own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
         ledger = self._ledger
-        return own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()})
+        return Stats(own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()}))
 
     def describe(self) -> str:
         """The lines that a new object prints: the model, where its memory goes, and what the cache can do.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+from hybrid_jax.api.html import MARK, PALE, text_block
+
 SHOWN_CHARACTERS = 60
+SHOWN_PROMPT = 400  # characters of a prompt in a notebook, its end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,24 @@ class RequestMetrics:
             return None
         return 1 + self.num_accepted_tokens / self.num_verifications
 
+    def in_words(self) -> str:
+        """The numbers that people ask for first, as a sentence.
+
+        Example:
+            >>> RequestMetrics(
+            ...     arrival_time=0.0, first_token_time=0.5, finished_time=1.5, num_prompt_tokens=100,
+            ...     num_cached_tokens=64, num_generation_tokens=11, num_first_tokens=1,
+            ... ).in_words().partition("; ")[2]
+            '11 new ones, the first after 500 ms, then 10 tokens/s'
+        """
+        first = "" if self.ttft_s is None else f", the first after {1000 * self.ttft_s:.0f} ms"
+        rate = self.decode_tokens_per_s
+        return (
+            f"{self.num_prompt_tokens} tokens of prompt, {self.num_cached_tokens} of them from the prefix cache; "
+            f"{self.num_generation_tokens} new ones{first}"
+            + ("" if rate is None else f", then {rate:,.0f} tokens/s")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, rates included, for JSON."""
         names = (
@@ -215,6 +237,12 @@ class RequestOutput:
             f"{len(self.prompt_token_ids)} tokens, {self.num_cached_tokens} cached, "
             f"outputs={list(self.outputs)})"
         )
+
+    def _repr_html_(self) -> str:
+        prompt = f"({len(self.prompt_token_ids)} token ids)" if self.prompt is None else self.prompt
+        shown = prompt if len(prompt) <= SHOWN_PROMPT else f"... {prompt[-SHOWN_PROMPT:]}"
+        blocks = [text_block((shown, PALE), (output.text, MARK)) for output in self.outputs]
+        return "".join(blocks) + f"<small>{escape(self.metrics.in_words())}</small>"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -220,12 +220,5 @@ class Talk:
         if self._last is None:
             tell("there is no answer yet")
             return
-        metrics = self._last.metrics
-        first = "-" if metrics.ttft_s is None else f"{1000 * metrics.ttft_s:.0f} ms"
-        rate = metrics.decode_tokens_per_s
-        speed = "" if rate is None else f", then {rate:,.0f} tokens/s"
-        tell(
-            f"{metrics.num_prompt_tokens} tokens of prompt, {metrics.num_cached_tokens} of them from the prefix cache; "
-            f"{metrics.num_generation_tokens} new ones, the first after {first}{speed}"
-        )
+        tell(self._last.metrics.in_words())
         tell(str(self._llm.cache.explain(self._last)))

@@ -154,5 +154,4 @@ def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> 
     console = Console(stderr=True)
     console.print(table)
     console.print(f"temperature: {temperature:g}", highlight=False)
-    for name, value in llm.stats().items():
-        console.print(f"{name}: {value}", highlight=False)
+    console.print(str(llm.stats()), highlight=False, markup=False, soft_wrap=True)

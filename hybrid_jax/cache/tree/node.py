@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -252,22 +252,49 @@ def look_up_result(
 # --- a picture ----------------------------------------------------------------------------------------
 
 
-def describe_tree(root: Node) -> str:
-    """An indented picture of a tree: span, first tokens, what is cached, who needs it."""
-    lines: list[str] = []
+class NodeLine(NamedTuple):
+    """A node as a picture shows it.
+
+    Attributes:
+        depth: 0 for the children of the root.
+        span: where it begins and ends, in tokens.
+        text: its first tokens.
+        marks: what is cached of it, and who needs it.
+    """
+
+    depth: int
+    span: tuple[int, int]
+    text: str
+    marks: list[str]
+
+    def __str__(self) -> str:
+        start, end = self.span
+        return f"{'  ' * self.depth}[{start}, {end}) {self.text}: {', '.join(self.marks)}"
+
+
+def ids_of(tokens: np.ndarray) -> str:
+    """The first tokens of a span, as ids."""
+    dots = " ..." if len(tokens) > MAX_TOKENS else ""
+    return " ".join(str(token) for token in tokens[:MAX_TOKENS]) + dots
+
+
+def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> list[NodeLine]:
+    """The nodes of a tree, each behind its parent; at most `MAX_NODES`.
+
+    Args:
+        root: of the tree. text_of: what is shown of a node's tokens.
+    """
+    lines: list[NodeLine] = []
     stack = [(child, 0) for child in reversed(list(root.children.values()))]
     while stack:
         node, depth = stack.pop()
         if len(lines) == MAX_NODES:
-            lines.append("...")
             break
-        tokens = " ".join(str(token) for token in node.tokens[:MAX_TOKENS])
-        dots = " ..." if len(node.tokens) > MAX_TOKENS else ""
         marks = [f"{len(node.pages)} pages" if node.cached else "known"]
         marks += ["checkpoint"] if node.slot else []
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
         marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
-        lines.append(f"{'  ' * depth}[{node.start}, {node.end}) {tokens}{dots}: {', '.join(marks)}")
+        lines.append(NodeLine(depth, (node.start, node.end), text_of(node.tokens), marks))
         stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
-    return "\n".join(lines) if lines else "(empty)"
+    return lines

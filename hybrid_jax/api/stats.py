@@ -1,0 +1,140 @@
+"""What `LLM.stats()` returns: numbers by name, with a sentence for each, in groups."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hybrid_jax.api.html import table
+from hybrid_jax.byte_sizes import format_size
+
+# The meaning of each number, by heading and name. Numbers count since the start, except those that say "now".
+MEANINGS: dict[str, dict[str, str]] = {
+    "Requests and tokens": {
+        "requests": "requests so far",
+        "prompt_tokens": "prompt tokens of finished requests",
+        "cached_tokens": "how many of these came from the prefix cache",
+        "generated_tokens": "new tokens of finished requests",
+        "running": "sequences with a row, now",
+        "waiting": "sequences that wait for a row, now",
+    },
+    "Steps": {
+        "plans": "plans made, each for one turn of the engine",
+        "prefill_rows": "chunks of prompts that were computed",
+        "prefill_tokens": "tokens of these chunks",
+        "decode_rows": "rows in decode dispatches",
+        "decode_steps": "steps planned for these rows",
+        "forks": "completions that started behind a prompt that a sibling had computed",
+        "copies": "pages copied because a row goes on inside a shared one",
+        "moves": "rows moved to keep the batch without gaps",
+        "preemptions": "sequences sent back to the queue because memory ran out",
+        "waits": "times a request waited for a checkpoint that another one was computing",
+        "restarts": "times the engine lost its device memory and started all requests again",
+        "num_traces": "programs traced, to be compiled",
+    },
+    "Memory": {
+        "memory_bytes": "bytes of arena, rings and tables",
+        "peak_memory_bytes": "the most memory the process ever had, as in `RequestMetrics`",
+        "num_frames": "frames of the arena",
+        "free_frames": "free frames, now",
+        "page_frames": "frames that hold keys and values, now",
+        "checkpoint_frames": "frames that hold recurrent states, now",
+        "live_page_frames": "frames with keys and values of running sequences, now",
+        "live_checkpoint_frames": "frames with states of running sequences, now",
+        "peak_live_frames": "the most frames that running sequences ever held",
+        "checkpoints": "checkpoints, cached or not, now",
+        "folds_in_place": "folds that overwrote the row's own checkpoint",
+        "folds_to_new": "folds into a new checkpoint",
+        "memory_shortages": "times a request could not get its memory even if the whole cache were evicted",
+    },
+    "Prefix cache: what it did": {
+        "cache_lookups": "prompts looked up",
+        "cache_lookup_tokens": "their tokens",
+        "cache_hits": "look-ups that resumed behind a prefix",
+        "cache_hit_tokens": "tokens skipped by these",
+        "cache_token_hit_rate": "tokens skipped per token looked up",
+        "cache_cached_tokens": "tokens looked up whose keys and values were cached",
+        "cache_lost_tokens": "how many of these were computed all the same, because no checkpoint stood there",
+        "cache_inserted_checkpoints": "checkpoints put into the cache",
+        "cache_inserted_tokens": "tokens whose pages were put into the cache",
+        "cache_leaf_evictions": "nodes evicted whole",
+        "cache_tombstone_evictions": "checkpoints evicted alone, while their pages stayed",
+        "cache_expected_evictions": "evictions of either sort that a waiting prompt would have used",
+        "cache_disowned_checkpoints": "checkpoints that the cache gave back so that their row could fold in place",
+        "cache_pruned_nodes": "spans forgotten that were known but not cached",
+        "evicted_page_frames": "frames with keys and values that evictions freed",
+        "evicted_checkpoint_frames": "frames with states that evictions freed",
+    },
+    "Prefix cache: what it holds now": {
+        "cache_nodes": "nodes of the tree",
+        "cached_frames": "frames of the cache",
+        "cached_page_frames": "those that hold keys and values",
+        "cached_page_bytes": "bytes of cached keys and values",
+        "cached_checkpoints": "checkpoints in the cache",
+        "cached_checkpoint_bytes": "bytes of these checkpoints",
+    },
+    "Speculation": {
+        "verifications": "passes over the weights that judged drafts",
+        "draft_tokens": "draft tokens that were judged",
+        "accepted_draft_tokens": "draft tokens that became output",
+        "tokens_per_verification": "new tokens of each such pass",
+        "host_drafting_s": "seconds that the host spent on drafting",
+        "drafting_share": "share of rows for which drafting pays, as far as is known",
+    },
+}
+OTHER = "Other"  # what has no words yet
+ACCEPTED = re.compile(r"accepted_at_(\d+)")
+
+
+class Stats(dict[str, Any]):
+    """Numbers by name. As text, and in a notebook, they stand in groups, each with what it means.
+
+    Example:
+        >>> print(Stats(requests=2, cache_hits=1))
+        Requests and tokens
+          requests              2  requests so far
+        Prefix cache: what it did
+          cache_hits            1  look-ups that resumed behind a prefix
+    """
+
+    def groups(self) -> dict[str, list[tuple[str, str, str]]]:
+        """Name, value and meaning of each number that is there, by heading."""
+        found: dict[str, list[tuple[str, str, str]]] = {
+            heading: [] for heading in (*MEANINGS, OTHER)
+        }
+        known = {name: (head, words) for head, of in MEANINGS.items() for name, words in of.items()}
+        for name in sorted(self, key=[*known, *self].index):
+            if place := ACCEPTED.fullmatch(name):
+                words = f"drafts accepted in place {place[1]} behind the row's own token"
+                heading = "Speculation"
+            else:
+                heading, words = known.get(name, (OTHER, ""))
+            found[heading].append((name, shown(name, self[name]), words))
+        return {heading: rows for heading, rows in found.items() if rows}
+
+    def __str__(self) -> str:
+        lines = []
+        for heading, rows in self.groups().items():
+            lines.append(heading)
+            name, value = (max(len(row[part]) for row in rows) for part in (0, 1))
+            lines += [
+                f"  {row[0]:<{max(name, 14)}}  {row[1]:>{max(value, 7)}}  {row[2]}" for row in rows
+            ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<details open><summary>{heading}</summary>{table(rows)}</details>"
+            for heading, rows in self.groups().items()
+        )
+
+
+def shown(name: str, value: Any) -> str:
+    """A number as people read it."""
+    if value is None:
+        return "unknown"
+    if name.endswith("_bytes"):
+        return format_size(value)
+    if name in ("cache_token_hit_rate", "drafting_share"):
+        return f"{100 * value:.1f} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
