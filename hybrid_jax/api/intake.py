@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from hybrid_jax.text.prompts import (
     read_prompts,
 )
 from hybrid_jax.text.tokenizer import Tokenizer
+
+LOG = logging.getLogger("hybrid_jax.requests")
 
 
 class TooLong(ValueError):
@@ -73,7 +76,25 @@ class Intake:
         logprobs_from: Sequence[int] | None = None,
         pooling: Pooling | None = None,
     ) -> list[Job]:
-        """One job per prompt, each with the next request id.
+        """One job per prompt, each with the next request id. The arguments are those of `_jobs`.
+
+        Raises:
+            As `_jobs`.
+        """
+        try:
+            return self._jobs(prompts, params, logprobs_from, pooling)
+        except ValueError as error:
+            LOG.info("refused: %s", error)
+            raise
+
+    def _jobs(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        logprobs_from: Sequence[int] | None,
+        pooling: Pooling | None,
+    ) -> list[Job]:
+        """One job per prompt.
 
         Args:
             prompts, params: as in `LLM.generate`.

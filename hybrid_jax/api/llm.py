@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
@@ -57,6 +58,7 @@ from hybrid_jax.weights import (
     model_folder,
 )
 
+LOG = logging.getLogger("hybrid_jax.engine")
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
@@ -219,6 +221,7 @@ class LLM:
         self._cache = CacheView(
             self._thread.ask, self._ledger.seen, config, engine_config, tokenizer
         )
+        LOG.info("started %r on %s", self, self.device)
         if not quiet:
             print(self.describe(), file=sys.stderr)
 

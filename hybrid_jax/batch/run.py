@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from hybrid_jax.batch.summary import line_counts
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.text.prompts import Prompt
 
+LOG = logging.getLogger("hybrid_jax.batch")
 # Completions under way for each row of the engine, which looks ahead for shared prefixes.
 LIVE_PER_ROW = 4
 READ_LINES, READ_BYTES = 512, 256 << 10  # between two turns of the engine: less than 0.1 s of work
@@ -285,6 +287,7 @@ class Run:
             self._fail(entry, what, status_code=500)
 
     def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
+        LOG.info("line %d got an error: %s", entry.number, error)
         line = failure(
             entry.ids, entry.custom_id, error, number=entry.number, status_code=status_code
         )

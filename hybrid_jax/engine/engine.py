@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,6 +23,8 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sizing.room import find_room
+
+LOG = logging.getLogger("hybrid_jax.engine")
 
 
 class Engine:
@@ -160,6 +163,7 @@ class Engine:
         """Starts over after a change that failed. What was being computed is lost; what was reported is not."""
         if not self._books_open:
             return
+        LOG.warning("a turn failed: all requests start over from the tokens that were reported")
         self._pending.clear()
         self.runner.rebuild()
         # Output that the failed turn appended but never reported is computed again, with the same noise.

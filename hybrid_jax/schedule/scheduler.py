@@ -23,6 +23,7 @@ One turn does this, oldest sequence first:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 
@@ -48,6 +49,9 @@ from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
 
 MAX_FLIGHTS = 2
+
+
+LOG = logging.getLogger("hybrid_jax.scheduler")
 
 
 class Scheduler:
@@ -244,6 +248,11 @@ class Scheduler:
         self.seats.leave(sequence)
         sequence.request.num_preemptions += 1
         self.counters.preemptions += 1
+        LOG.info(
+            "request %s gave its memory back after %d tokens, and will go on when there is room",
+            sequence.owner,
+            len(sequence.tokens),
+        )
         sequence.wait_again()
         self.memory.announce(sequence)
         self.admission.waiting.appendleft(sequence)
