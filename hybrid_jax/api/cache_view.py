@@ -267,18 +267,22 @@ class CacheView:
         A line has the node's span in tokens, how its text begins (or its token ids, without a tokenizer), and what of
         it is cached. A span that is "known" was seen, but its pages are not cached.
         """
-
-        def lines(engine: Engine) -> list[NodeLine] | None:
-            tree = engine.scheduler.memory.tree
-            return None if tree is None else describe_tree(tree.root, self._text_of)
-
-        found = self._ask(lines)
+        found = self.nodes()
         if found is None:
             return Picture("", "the prefix cache is off")
         more = ["..."] * (len(found) == MAX_NODES)
         text = "\n".join([*map(str, found), *more]) or "(empty)"
         rows = [_html_line(line) for line in found] or ["the prefix cache is empty"]
         return Picture(text, f"<div style='font-family:monospace'>{''.join(rows + more)}</div>")
+
+    def nodes(self) -> list[NodeLine] | None:
+        """The nodes of the prefix tree as `tree` shows them, at most 200; None if the cache is off."""
+
+        def lines(engine: Engine) -> list[NodeLine] | None:
+            tree = engine.scheduler.memory.tree
+            return None if tree is None else describe_tree(tree.root, self._text_of)
+
+        return self._ask(lines)
 
     def _text_of(self, tokens: np.ndarray) -> str:
         """How a span begins: its text if there is a tokenizer."""
