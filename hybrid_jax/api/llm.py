@@ -569,7 +569,7 @@ class LLM:
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> Stats:
-        """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/glossary.md.
+        """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
 
         The result is a dict. As text, and in a notebook, it shows its numbers in groups, each with what it means.
         """

@@ -110,8 +110,8 @@ def tree(llm: LLM, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, "", "tokens", lines=len(nodes))
     for line, node in enumerate(nodes):
         start, end = node.span
-        known = node.marks == ["known"]
-        ax.add_patch(Rectangle((start, line - 0.4), end - start, 0.8, color=GREY if known else SKY))
+        colour = GREY if node.marks == ["known"] else SKY
+        ax.add_patch(Rectangle((start, line - 0.4), end - start, 0.8, color=colour))
         if "checkpoint" in node.marks:
             ax.plot([end, end], [line - 0.45, line + 0.45], color="black", linewidth=2)
         ax.text(
