@@ -43,7 +43,7 @@ AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
-.PHONY: help demo check check-fast check-more test test-all checks test-numeric test-engine \
+.PHONY: help demo docs check check-fast check-more test test-all checks test-numeric test-engine \
 	test-as-users test-aot test-triton test-other lint format clean
 
 help:
@@ -53,7 +53,12 @@ help:
 	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
+	@echo "make docs    build the documentation site into site/"
 	@echo "make clean   remove $(VENV) and caches"
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/command_line.py
+	$(BIN)/zensical build --strict
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -138,4 +143,4 @@ $(AOT_VENV)/.installed-aot: pyproject.toml | $(AOT_VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHER_VENV) .venv-aot .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(OTHER_VENV) .venv-aot site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hybrid_jax.api.outputs import Logprob as Logprob
     from hybrid_jax.api.outputs import RequestMetrics as RequestMetrics
     from hybrid_jax.api.outputs import RequestOutput as RequestOutput
+    from hybrid_jax.api.reading import Score as Score
     from hybrid_jax.batch import BatchSummary as BatchSummary
     from hybrid_jax.batch import run_batch as run_batch
     from hybrid_jax.config import CacheConfig as CacheConfig
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams as StructuredOutputsParams,
     )
     from hybrid_jax.weights import load_model as load_model
+    from hybrid_jax.weights import save_orbax as save_orbax
 
 __version__ = "0.1.0"
 
@@ -41,12 +43,13 @@ logging.getLogger("hybrid_jax").addHandler(logging.NullHandler())
 
 _HOMES = {
     "api.llm": ("LLM",),
+    "api.reading": ("Score",),
     "api.outputs": ("CompletionOutput", "Delta", "Logprob", "RequestMetrics", "RequestOutput"),
     "batch": ("BatchSummary", "run_batch"),
     "config": ("CacheConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "config.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "config.structured_outputs": ("StructuredOutputsParams",),
-    "weights": ("load_model",),
+    "weights": ("load_model", "save_orbax"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

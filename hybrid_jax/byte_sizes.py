@@ -1,4 +1,7 @@
-"""Sizes and counts as people write them: "5GB", "5GiB" or plain bytes, "1 row"."""
+"""Sizes and counts as people write them: "5GB", "5GiB" or plain bytes, "1 row".
+
+Libraries read "5Gb" as bytes too; here it is refused, because it means bits.
+"""
 
 from __future__ import annotations
 

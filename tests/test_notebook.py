@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 SPECULATION = ROOT / "examples" / "speculation.ipynb"
+PREFIX_CACHE = ROOT / "examples" / "prefix_cache.ipynb"
+EXPERIMENT = ROOT / "examples" / "experiment.ipynb"
 KERNEL = "hybrid-jax-tests"
 # In a process of its own: what the notebook's libraries warn of is not this package's business.
 RUN = f"""
@@ -57,7 +59,9 @@ def printed(outputs: list[dict], name: str = "stdout") -> str:
     return "".join("".join(output["text"]) for output in outputs if output.get("name") == name)
 
 
-@pytest.mark.parametrize("path", [NOTEBOOK, SPECULATION], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [NOTEBOOK, SPECULATION, PREFIX_CACHE, EXPERIMENT], ids=lambda path: path.stem
+)
 def test_a_notebook_is_stored_without_outputs(path):
     notebook = json.loads(path.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
@@ -92,6 +96,38 @@ def test_the_notebook_on_speculation_shows_what_was_accepted(tmp_path):
     brings = {line[:16].strip(): float(line[16:].split()[0]) for line in lines}
     assert len(brings) == 3 and brings["mtp, 5 drafts"] > brings["ngram, 5 drafts"] > 1
     [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
+    assert len(figure["image/png"]) > 5000
+
+
+def html_of(outputs: list[dict]) -> str:
+    return "".join(
+        "".join(output["data"].get("text/html", "")) for output in outputs if "data" in output
+    )
+
+
+@pytest.mark.slow
+def test_the_notebook_on_the_cache_shows_hits_and_evictions(tmp_path):
+    outputs = run(PREFIX_CACHE, tmp_path)
+    assert "class Reader" in html_of(outputs["grow"])
+    assert html_of(outputs["hit"]).startswith("<div")
+    hit = re.search(r"(\d+) of \d+ prompt tokens came from", printed(outputs["hit-text"]))
+    assert int(hit[1]) > 0
+    assert "evicted" in printed(outputs["again"])
+    for cell in ("evict", "tree"):
+        [figure] = [o["data"] for o in outputs[cell] if "image/png" in o.get("data", {})]
+        assert len(figure["image/png"]) > 5000
+    assert len(printed(outputs["what-if"]).splitlines()) == 4
+    assert "look-ups that resumed" in html_of(outputs["stats"])
+
+
+@pytest.mark.slow
+def test_the_experiment_measures_what_rounding_costs(tmp_path):
+    outputs = run(EXPERIMENT, tmp_path)
+    whole = float(re.match(r"([\d.]+) bits per byte", printed(outputs["text"]))[1])
+    lines = printed(outputs["measure"]).splitlines()
+    loss = {int(line.split()[0]): float(line.split()[2]) for line in lines}
+    assert 0.5 < whole < 2 and abs(loss[8] - whole) < 0.02 < loss[2] - whole
+    [figure] = [o["data"] for o in outputs["plot"] if "image/png" in o.get("data", {})]
     assert len(figure["image/png"]) > 5000
 
 

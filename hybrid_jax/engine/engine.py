@@ -20,6 +20,7 @@ from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sizing.room import find_room
@@ -74,6 +75,7 @@ class Engine:
             self.geometry, engine_config, costs=costs, step_costs=of_steps, **room
         )
         self._pending: deque[Pending] = deque()
+        self._next: Plan | None = None  # made and not dispatched yet
         self._live: dict[str, Request] = {}
         self._books_open = False
 
@@ -95,7 +97,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished, or results are outstanding."""
-        return bool(self._live or self._pending)
+        return bool(self._live or self._pending or self._next)
 
     def order(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """The order in which prompts that come together are best added, as indices into `prompts`."""
@@ -128,13 +130,21 @@ class Engine:
         tokens it has. Nothing that was reported is lost, and nothing is reported twice.
         """
         with self._books() as reported:
-            plan = self.scheduler.plan()
+            plan, self._next = self._next or self.scheduler.plan(), None
             if plan:
+                if self._pending and self.runner.num_missing(plan):
+                    # Nobody should wait for tokens that are there until the plan's programs are compiled.
+                    self._next = plan
+                    reported += self._receive()
+                    return reported
                 self._pending.append(self.runner.execute(plan))
             if self._pending and (len(self._pending) > 1 or not plan):
-                pending = self._pending.popleft()
-                reported += self.scheduler.receive(pending.read())
+                reported += self._receive()
             return reported
+
+    def _receive(self) -> list[NewTokens]:
+        """Receives the results of the oldest turn, and waits for them if they are not there."""
+        return self.scheduler.receive(self._pending.popleft().read())
 
     @contextlib.contextmanager
     def _books(
@@ -165,6 +175,7 @@ class Engine:
             return
         LOG.warning("a turn failed: all requests start over from the tokens that were reported")
         self._pending.clear()
+        self._next = None
         self.runner.rebuild()
         # Output that the failed turn appended but never reported is computed again, with the same noise.
         for request in self._live.values():
@@ -226,4 +237,5 @@ class Engine:
         """Frees device memory; the engine cannot be used afterwards."""
         self._live.clear()
         self._pending.clear()
+        self._next = None
         self.runner.close()

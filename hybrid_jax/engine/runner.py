@@ -209,7 +209,8 @@ class Runner:
 
     def execute(self, plan: Plan) -> Pending:
         """Dispatches a plan and returns at once. Each call rebinds the state in the same statement."""
-        self.compiling.begin("turns", functools.partial(self._num_missing, plan))
+        self.compiling.begin("turns", functools.partial(self.num_missing, plan))
+        self._compile_beside(plan)
         pending = self._dispatch(plan)
         self.compiling.end_turn()
         return pending
@@ -239,19 +240,40 @@ class Runner:
                 pending.dispatches.append((kind, rows, results))
         return pending
 
-    def _num_missing(self, plan: Plan) -> int:
+    def num_missing(self, plan: Plan) -> int:
         """How many programs are needed by a plan, and by the steps that follow it for certain, and are not compiled."""
         needed: set[tuple] = {("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))}
         if plan.moves:
             needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
-        shape = None
+        needed |= {(kind.name, *of) for kind, *of in self._steps_of(plan)}
+        return sum(not self._is_compiled(key) for key in needed)
+
+    def _steps_of(self, plan: Plan) -> list[tuple[StepKind, Any, Variant]]:
+        """Kind, bucket and variant of the steps of a plan, and of those that follow it for certain, in order."""
+        steps, shape = [], None
         for kind in self.kinds:
             for rows in filter(None, kind.foreseen(plan)):
                 variant = kind.variant(rows)
                 shape = self._serving(kind, kind.bucket(rows, shape), variant, rows)
-                needed.add((kind.name, shape, variant))
-        known = self._executables
-        return sum(key not in known or not known[key].compiled for key in needed)
+                steps.append((kind, shape, variant))
+        return steps
+
+    def _is_compiled(self, key: tuple) -> bool:
+        return key in self._executables and self._executables[key].compiled
+
+    def _compile_beside(self, plan: Plan) -> None:
+        """Has all but the first of the steps that a plan needs compiled beside that one, which its dispatch compiles.
+
+        Not on an accelerator, where two compilers would disturb each other.
+        """
+        if self._platform != "cpu":
+            return
+        steps = {(kind.name, *of): (kind, *of) for kind, *of in self._steps_of(plan)}
+        missing = [step for key, step in steps.items() if not self._is_compiled(key)]
+        for kind, shape, variant in missing[1:]:
+            self._behind.compile(
+                (kind.name, shape, variant), functools.partial(self._ahead, kind, shape, variant)
+            )
 
     def _slot_sizes(self, count: int) -> list[int]:
         """The sizes of the dispatches that write `count` slots."""

@@ -1,4 +1,7 @@
-"""The tokenizer of a model directory: text to token ids and back, and its chat templates."""
+"""The tokenizer of a model directory: text to token ids and back, and its chat templates.
+
+transformers reads more kinds of tokenizers, but importing it takes seconds. `LLM(tokenizer=...)` takes its objects.
+"""
 
 from __future__ import annotations
 

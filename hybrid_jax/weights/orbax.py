@@ -40,6 +40,15 @@ def save_orbax(
     Raises:
         FileNotFoundError: `tokenizer_from` is not a directory.
         ValueError: `path` holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> from hybrid_jax import load_model
+        >>> config, params = load_model()
+        >>> folder = tempfile.mkdtemp()
+        >>> save_orbax(folder, config, params)
+        >>> load_model(folder)[0] == config
+        True
     """
     import orbax.checkpoint  # slow to import, and most loads never need it
 

@@ -1,4 +1,8 @@
-"""Safetensors files, memory-mapped: what a directory holds, tensor by tensor, and whether it is whole."""
+"""Safetensors files, memory-mapped: what a directory holds, tensor by tensor, and whether it is whole.
+
+The library's own reader keeps the pages of tensors that were read, so a model is in memory twice while it loads. And
+it does not say which bytes of a damaged file are missing.
+"""
 
 from __future__ import annotations
 

@@ -142,3 +142,18 @@ def test_a_model_without_state_warms_no_slots():
     count = len(warmed(engine))
     shapes = all_buckets(engine.runner)
     assert count == engine.runner.num_traces == 1 + len(shapes)
+
+
+def test_tokens_that_are_there_do_not_wait_for_the_compiler(monkeypatch):
+    engine, compiling = tiny_engine(), []
+    execute = Runner.execute
+
+    def watched(runner, plan):
+        if runner.num_missing(plan):
+            compiling.append(len(engine._pending))
+        return execute(runner, plan)
+
+    monkeypatch.setattr(Runner, "execute", watched)
+    run_traffic(engine, num_requests=6, seed=3)
+    assert len(compiling) > 2 and set(compiling) == {0}
+    engine.close()

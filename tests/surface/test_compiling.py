@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 import time
 
 import jax
@@ -15,6 +16,7 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
 from hybrid_jax.engine.programs.compiling import Compiling, Program
+from hybrid_jax.engine.runner import Runner
 from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
 
@@ -188,8 +190,9 @@ def test_a_terminal_that_goes_away_harms_nobody(compiling, look, monkeypatch):
     assert texts(compiling.generate("ab", GREEDY)) == [SCRIPT[:12]]
 
 
-def test_a_real_engine_counts_the_programs_a_call_needs(look):
+def test_a_real_engine_counts_the_programs_a_call_needs(look, monkeypatch):
     terminal = look()
+    monkeypatch.setattr(Runner, "_compile_beside", lambda runner, plan: None)  # without a word
     config, params = tiny_model("bamba")
     shapes = {"max_rows": 2, "prefill_tokens": 32, "max_model_len": 96}
     with LLM.from_params(config, params, quiet=True, **shapes) as llm:
@@ -204,3 +207,38 @@ def test_a_real_engine_counts_the_programs_a_call_needs(look):
         assert len(terminal.on_screen()[1]) == len(seen)
         llm.warmup(threads=1, progress=False)  # more threads would compile without a word
         assert len(terminal.on_screen()[1]) == llm._engine.stats()["num_traces"]
+
+
+def test_what_a_plan_needs_is_compiled_side_by_side(monkeypatch):
+    config, params = tiny_model("bamba")
+    shapes = {"max_rows": 2, "prefill_tokens": 32, "max_model_len": 96}
+    both, made = threading.Barrier(2, timeout=60), Program._made
+
+    def together(self, shapes):
+        if self._name.startswith(("PrefillBucket", "DecodeBucket")):
+            both.wait()  # broken, and so an error, if only one of them is being compiled
+        return made(self, shapes)
+
+    monkeypatch.setattr(Program, "_made", together)
+    with LLM.from_params(config, params, quiet=True, **shapes) as llm:
+        prompt = {"prompt_token_ids": [1, 2, 3]}
+        [output] = llm.generate(prompt, SamplingParams(max_tokens=50, temperature=0.0))
+        assert len(output.outputs[0].token_ids) == 50
+        assert llm.stats()["num_traces"] == 3  # and a line of the slot table
+
+
+def test_a_failure_beside_is_tried_again_and_raised_where_it_is_needed(monkeypatch):
+    config, params = tiny_model("bamba")
+    made, failed = Program._made, []
+
+    def failing(self, shapes):
+        if self._name.startswith("DecodeBucket"):
+            failed.append(threading.current_thread().name)
+            raise RuntimeError("no compiler today")
+        return made(self, shapes)
+
+    monkeypatch.setattr(Program, "_made", failing)
+    with LLM.from_params(config, params, quiet=True, max_rows=2, max_model_len=96) as llm:
+        with pytest.raises(RuntimeError, match="no compiler today"):
+            llm.generate({"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=4))
+    assert failed == ["hybrid_jax-compile-behind_0", "hybrid_jax"]

@@ -33,7 +33,7 @@ def test_the_cache_explains_itself(make_llm):
     assert explain(delta) == explain(delta.output) == explain(delta.request_id)
     aligned = llm.generate("y" * 48, GREEDY)[0]
     assert explain(aligned.request_id).possible_tokens == 32  # the last token must be computed
-    assert llm.cache.describe() == "a fake engine\n[0, 2) 97 98: known"
+    assert llm.cache.describe() == 'a fake engine\n[0, 2) "ab": known'
     with pytest.raises(KeyError, match="no finished request '99'"):
         explain("99")
     llm.reset_prefix_cache()
