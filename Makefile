@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles what it imports; for pip to compile everything takes longer than the rest of an installation.
 PIP = python -m pip --disable-pip-version-check --quiet install --no-compile
-SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
+SOURCES := hybrid_jax pallas_kernels tests examples benchmarks docs
 # Most of the time goes into compiling. So most tests have programs compiled quickly (tests/conftest.py); what is marked
 # `as_users` compares last bits or reads what the compiler made, and is compiled as users have it. `make test-all` has
 # all compiled so, and takes what tests/drawing.py leaves out.
@@ -58,6 +58,7 @@ help:
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/command_line.py
+	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --strict
 
 demo: $(VENV)/.installed

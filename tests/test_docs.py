@@ -13,7 +13,10 @@ import pytest
 import hybrid_jax
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "notebooks"),
+]
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#]+)")
 MODULES = [

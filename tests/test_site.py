@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -12,15 +13,57 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def script(name):
+    """A script in docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NOTEBOOKS = script("notebooks")
+
+
+def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
+    picture = {"data": {"image/png": "aGVsbG8=", "text/plain": "<Figure>"}}
+    table = {"data": {"text/html": ["<b>", "7</b>"], "text/plain": "7"}}
+    said = {"text": ["compiling 1 of 2 ...\r", "\x1b[1mdone\x1b[0m ```\n"], "name": "stdout"}
+    notebook = {
+        "cells": [
+            {"cell_type": "markdown", "source": ["# Title, [here](../docs/batch.md)"]},
+            {
+                "cell_type": "code",
+                "id": "a",
+                "source": ["f(", ")"],
+                "outputs": [picture, table, said],
+            },
+            {"cell_type": "code", "id": "b", "source": ["g()"], "outputs": [{"text": "\r   \r"}]},
+        ]
+    }
+    page = NOTEBOOKS.page_of(notebook, "some", tmp_path)
+    assert (tmp_path / "some-a-0.png").read_bytes() == b"hello"
+    assert page.splitlines() == [
+        *("# Title, [here](../batch.md)", "", "```python", "f()", "```", ""),
+        *("![a picture that the cell above has drawn](some-a-0.png)", ""),
+        *('<div class="output"><b>7</b></div>', "", "````text", "done ```", "````", ""),
+        *("```python", "g()", "```"),
+    ]
+
+
 def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    left = shutil.ignore_patterns("__pycache__", "notebooks")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=left)
+    (tmp_path / "docs" / "notebooks").mkdir()
+    for path in NOTEBOOKS.NOTEBOOKS:  # as they are stored, without outputs; `make docs` runs them
+        page = NOTEBOOKS.page_of(json.loads(path.read_text()), path.stem, tmp_path)
+        (tmp_path / "docs" / "notebooks" / f"{path.stem}.md").write_text(page)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for folder in ("hybrid_jax", "pallas_kernels"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     command = [Path(sys.executable).parent / "zensical", "build", "--strict"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page.relative_to(tmp_path / "docs") for page in (tmp_path / "docs").rglob("*.md")}
     pages = {page for page in pages if page.parts[0] != "plans"}
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     assert sorted(map(str, pages)) == sorted(re.findall(r"[\w/]+\.md", nav))
@@ -35,9 +78,7 @@ def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
 
 
 def test_the_page_of_the_command_line_is_what_help_says():
-    spec = importlib.util.spec_from_file_location("command_line", ROOT / "docs" / "command_line.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("command_line")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), (
         "run: python docs/command_line.py"
     )

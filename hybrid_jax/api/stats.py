@@ -24,7 +24,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "prefill_tokens": "tokens of these chunks",
         "decode_rows": "rows in decode dispatches",
         "decode_steps": "steps planned for these rows",
-        "forks": "completions that started behind a prompt that a sibling had computed",
+        "forks": "completions that started after a prompt that a sibling had computed",
         "copies": "pages copied because a row goes on inside a shared one",
         "moves": "rows moved to keep the batch without gaps",
         "preemptions": "sequences sent back to the queue because memory ran out",
@@ -50,7 +50,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "Prefix cache: what it did": {
         "cache_lookups": "prompts looked up",
         "cache_lookup_tokens": "their tokens",
-        "cache_hits": "look-ups that resumed behind a prefix",
+        "cache_hits": "look-ups that resumed after a prefix",
         "cache_hit_tokens": "tokens skipped by these",
         "cache_token_hit_rate": "tokens skipped per token looked up",
         "cache_cached_tokens": "tokens looked up whose keys and values were cached",
@@ -74,12 +74,12 @@ MEANINGS: dict[str, dict[str, str]] = {
         "cached_checkpoint_bytes": "bytes of these checkpoints",
     },
     "Speculation": {
-        "verifications": "passes over the weights that judged drafts",
+        "verifications": "rows of steps that judged drafts",
         "draft_tokens": "draft tokens that were judged",
         "accepted_draft_tokens": "draft tokens that became output",
-        "tokens_per_verification": "new tokens of each such pass",
+        "tokens_per_verification": "new tokens of such a row in one step",
         "host_drafting_s": "seconds that the host spent on drafting",
-        "drafting_share": "share of rows for which drafting pays, as far as is known",
+        "drafting_share": "share of the decoding time that drafting takes, estimated",
     },
 }
 OTHER = "Other"  # what has no words yet
@@ -94,7 +94,7 @@ class Stats(dict[str, Any]):
         Requests and tokens
           requests              2  requests so far
         Prefix cache: what it did
-          cache_hits            1  look-ups that resumed behind a prefix
+          cache_hits            1  look-ups that resumed after a prefix
     """
 
     def groups(self) -> dict[str, list[tuple[str, str, str]]]:
@@ -105,7 +105,7 @@ class Stats(dict[str, Any]):
         known = {name: (head, words) for head, of in MEANINGS.items() for name, words in of.items()}
         for name in sorted(self, key=[*known, *self].index):
             if place := ACCEPTED.fullmatch(name):
-                words = f"drafts accepted in place {place[1]} behind the row's own token"
+                words = f"drafts accepted in place {place[1]} after the row's own token"
                 heading = "Speculation"
             else:
                 heading, words = known.get(name, (OTHER, ""))

@@ -29,10 +29,10 @@ SHORT = 16  # tokens of the prompts behind which decoding is timed
 def bench(
     engine: ModelOptions,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of the prompts whose first token is waited for.")
+        int, typer.Option(help="Length in tokens of the prompts that time the first token.")
     ] = 512,
     new_tokens: Annotated[
-        int, typer.Option(help="Tokens of each text whose decoding is timed.")
+        int, typer.Option(help="New tokens to generate when decoding is timed.")
     ] = 64,
     as_json: JsonOption = False,
 ) -> None:

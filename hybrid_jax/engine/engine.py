@@ -75,7 +75,8 @@ class Engine:
             self.geometry, engine_config, costs=costs, step_costs=of_steps, **room
         )
         self._pending: deque[Pending] = deque()
-        self._next: Plan | None = None  # made and not dispatched yet
+        # Made and not dispatched yet. The host may have given away what it reads; later plans are dispatched after it.
+        self._next: Plan | None = None
         self._live: dict[str, Request] = {}
         self._books_open = False
 

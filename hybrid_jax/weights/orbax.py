@@ -75,7 +75,7 @@ def load_orbax(
     """What `save_orbax` wrote, on the first device; cast where `dtype` is another than the saved one."""
     import orbax.checkpoint
 
-    saved = folder / PARAMS_FOLDER
+    saved = (folder / PARAMS_FOLDER).resolve()  # orbax finds nothing at a relative path
     if not saved.is_dir():
         raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -39,7 +39,12 @@ class Poison:
             self.spread()
 
     def spread(self) -> None:
-        """Poisons the state between two dispatches."""
+        """Poisons the state between two dispatches, unless a plan is made that is still to be dispatched.
+
+        Such a plan may read what the host has given away already. Nothing is written before it, except here.
+        """
+        if self.engine._next:
+            return
         engine, geometry = self.engine, self.engine.geometry
         scheduler, frames = engine.scheduler, engine.scheduler.memory.frames
         num_frames = engine.runner.state.arena.shape[0]  # the scheduler may know of fewer

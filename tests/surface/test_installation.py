@@ -144,6 +144,7 @@ def test_a_converted_model_is_the_same_model(run, tmp_path):
     assert (code, "exists and is not a saved model; choose another path" in err) == (2, True)
 
 
-def test_a_dtype_is_stored(run, tmp_path):
-    run("convert", BUNDLED, tmp_path / "out", "--dtype", "float32")
-    assert load_model(tmp_path / "out")[0].dtype == "float32"
+def test_a_dtype_is_stored_and_a_relative_path_is_found(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("convert", BUNDLED, "out", "--dtype", "float32")
+    assert load_model("out")[0].dtype == "float32"

@@ -81,7 +81,7 @@ def test_stats_are_a_dict_and_say_what_they_mean(bundled):
     stats = bundled.stats()
     assert dict(stats) == {**stats}
     text = str(stats)
-    assert re.search(r"^  cache_hits +[\d,]+  look-ups that resumed behind a prefix$", text, re.M)
+    assert re.search(r"^  cache_hits +[\d,]+  look-ups that resumed after a prefix$", text, re.M)
     assert text_of(stats._repr_html_()).count("look-ups that resumed") == 1
     shown = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
     assert shown == set(stats) and "Other" not in text.splitlines()
@@ -92,7 +92,7 @@ def test_numbers_of_speculation_have_words():
         verifications=3, accepted_at_1=2, drafting_share=0.5, tokens_per_verification=None
     )
     rows = {name: (value, words) for name, value, words in stats.groups()["Speculation"]}
-    assert rows["accepted_at_1"] == ("2", "drafts accepted in place 1 behind the row's own token")
+    assert rows["accepted_at_1"] == ("2", "drafts accepted in place 1 after the row's own token")
     assert rows["drafting_share"][0] == "50.0 %"
     assert rows["tokens_per_verification"][0] == "unknown"
 

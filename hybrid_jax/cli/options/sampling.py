@@ -23,7 +23,11 @@ class SamplingOptions:
     TITLE: ClassVar[str] = "How tokens are chosen"
 
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most new tokens of an answer.", show_default="the model's")
+        int | None,
+        typer.Option(
+            help="The most new tokens in an answer.",
+            show_default="the model's; without one, 256 in generate and no limit in chat",
+        ),
     ] = None
     temperature: Annotated[
         float | None,
@@ -46,19 +50,22 @@ class SamplingOptions:
     min_p: Annotated[
         float | None,
         typer.Option(
-            help="Draw from tokens that have this share of the likeliest one's probability.",
+            help="Draw from tokens with at least this share of the likeliest one's probability.",
             show_default=MODELS_OWN,
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
         typer.Option(
-            help="Taken from the logit of each token that was generated before.", show_default="0"
+            help="Subtract this from the logit of each token that was generated before.",
+            show_default="0",
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        typer.Option(help="The same for each time that a token was generated.", show_default="0"),
+        typer.Option(
+            help="Subtract this once for each time that a token was generated.", show_default="0"
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
@@ -69,7 +76,7 @@ class SamplingOptions:
     ] = None
     min_tokens: Annotated[
         int | None,
-        typer.Option(help="Nothing stops the text before so many tokens.", show_default="0"),
+        typer.Option(help="Generate at least this many tokens.", show_default="0"),
     ] = None
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends the text. May be repeated.")

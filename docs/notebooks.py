@@ -1,0 +1,70 @@
+"""Runs the notebooks in examples/ and writes a page with outputs for each: python docs/notebooks.py"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+NOTEBOOKS = sorted((DOCS.parent / "examples").glob("*.ipynb"))
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m|[^\n]*\r(?!\n)")  # colours, and what a terminal overwrites
+MIN_FENCE = 3
+
+
+def page_of(notebook: dict[str, Any], name: str, folder: Path) -> str:
+    """A notebook as Markdown. Pictures go into files beside the page.
+
+    Args:
+        notebook: with outputs if it was run. name: of the page. folder: for the pictures.
+    """
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source.replace("](../docs/", "](../"))
+            continue
+        parts.append(_fenced(source, "python"))
+        for number, output in enumerate(cell.get("outputs", [])):
+            parts.append(_shown(output, f"{name}-{cell['id']}-{number}.png", folder))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _shown(output: dict[str, Any], picture: str, folder: Path) -> str:
+    """One output: a picture, a table, or text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        (folder / picture).write_bytes(base64.b64decode(data["image/png"]))
+        return f"![a picture that the cell above has drawn]({picture})"
+    if "text/html" in data:
+        return f'<div class="output">{"".join(data["text/html"])}</div>'
+    text = ESCAPES.sub("", "".join(output.get("text", data.get("text/plain", "")))).strip("\n")
+    return _fenced(text, "text") if text.strip() else ""
+
+
+def _fenced(text: str, language: str) -> str:
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(MIN_FENCE, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def main() -> None:
+    """Runs all notebooks and writes their pages."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    folder = DOCS / "notebooks"
+    folder.mkdir(exist_ok=True)
+    for path in NOTEBOOKS:
+        print(f"running {path.name}", file=sys.stderr)
+        notebook = nbformat.read(path, as_version=4)
+        NotebookClient(notebook, kernel_name="python3", timeout=1200).execute(cwd=str(path.parent))
+        (folder / f"{path.stem}.md").write_text(
+            page_of(notebook, path.stem, folder), encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()
