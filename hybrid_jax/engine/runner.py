@@ -264,9 +264,10 @@ class Runner:
     def _compile_beside(self, plan: Plan) -> None:
         """Has all but the first of the steps that a plan needs compiled beside that one, which its dispatch compiles.
 
-        Not on an accelerator, where two compilers would disturb each other.
+        Not on an accelerator, where two compilers would disturb each other, nor with coarse shapes, where a larger
+        program serves.
         """
-        if self._platform != "cpu":
+        if self._platform != "cpu" or self.engine.shapes == "coarse":
             return
         steps = {(kind.name, *of): (kind, *of) for kind, *of in self._steps_of(plan)}
         missing = [step for key, step in steps.items() if not self._is_compiled(key)]

@@ -91,16 +91,25 @@ def fill_arena(engine: Engine) -> None:
     jax.block_until_ready(runner.state)
 
 
+class Kept:
+    """A compiled program that leaves its arguments as they are."""
+
+    compiled = True
+
+    def __init__(self, run):
+        self._run = run
+
+    def __call__(self, params, *rest):
+        return self._run(params, *jax.tree.map(jnp.copy, rest))
+
+
 @contextlib.contextmanager
 def undonated(engine: Engine) -> Iterator[None]:
     """Programs that decode leave their arguments as they are."""
     executables = engine.runner._executables
     donating = {key: run for key, run in executables.items() if key[0] == "decode"}
 
-    def kept(run):
-        return lambda params, *rest: run(params, *jax.tree.map(jnp.copy, rest))
-
-    executables.update({key: kept(run) for key, run in donating.items()})
+    executables.update({key: Kept(run) for key, run in donating.items()})
     yield
     executables.update(donating)
 
