@@ -218,7 +218,7 @@ class Talk:
 
     def _show_stats(self) -> None:
         if self._last is None:
-            tell("there is no answer yet")
+            tell("no answer is finished yet")
             return
         tell(self._last.metrics.in_words())
         tell(str(self._llm.cache.explain(self._last)))

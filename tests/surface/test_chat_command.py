@@ -83,7 +83,7 @@ def test_a_saved_conversation_goes_on(talk, tmp_path):
 def test_stats_say_what_the_last_answer_cost(talk):
     (_, _, err), _ = talk("/stats", "hi", "/stats")
     none, numbers, cache = err.splitlines()
-    assert none == "there is no answer yet"
+    assert none == "no answer is finished yet"
     assert re.match(
         r"8 tokens of prompt, 0 of them from the prefix cache; 3 new ones, the first after \d+ ms",
         numbers,
