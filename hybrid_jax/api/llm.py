@@ -261,7 +261,7 @@ class LLM:
             [4, 4]
         """
         jobs = self._intake.jobs(prompts, sampling_params)
-        self._run(jobs, progress or use_tqdm, "generating")
+        self._run(jobs, progress or (True if use_tqdm else progress), "generating")
         return [job.output() for job in jobs]
 
     def _run(self, jobs: list[Job], progress: ProgressOption, what: str) -> None:

@@ -54,8 +54,8 @@ def progress_of(
         def report(done: int, total: int) -> None:
             nonlocal update
             if update is None:
-                if time.monotonic() < begins:
-                    return
+                if done == total or time.monotonic() < begins:
+                    return  # at the end it would only flash up
                 update = shown.enter_context(_bar(what, columns))
             update(completed=done * unit, total=total * unit)
 

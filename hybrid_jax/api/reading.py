@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from hybrid_jax.api.completions import Job
-from hybrid_jax.config.checks import is_integer
 from hybrid_jax.schedule.request import Pooling
-from hybrid_jax.text.prompts import Prompt, Prompts, leading_tokens, read_prompts
+from hybrid_jax.text.prompts import Prompt, Prompts, leading_tokens, listed_prompts, read_prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 
 
@@ -67,15 +66,16 @@ def read_pairs(
         ValueError: one is empty or malformed, or there are not as many of both.
     """
     firsts, seconds = _listed("prompts", prompts), _listed("continuations", continuations)
-    count = max(len(firsts), len(seconds))
-    if not len(firsts) == len(seconds):
-        if 1 not in (len(firsts), len(seconds)):
-            raise ValueError(
-                f"score: {len(firsts)} prompts and {len(seconds)} continuations do not pair; give as many of both, "
-                "or one of either"
-            )
-        firsts, seconds = (many * (count if len(many) == 1 else 1) for many in (firsts, seconds))
-    read = read_prompts(firsts, tokenizer, vocab_size=vocab_size) if firsts else []
+    if len(firsts) != len(seconds) and 1 not in (len(firsts), len(seconds)):
+        raise ValueError(
+            f"score: {len(firsts)} prompts and {len(seconds)} continuations do not pair; give as many of both, "
+            "or one of either"
+        )
+    read = read_prompts(firsts, tokenizer, vocab_size=vocab_size)
+    if len(read) == 1:
+        read = read * len(seconds)
+    elif len(seconds) == 1:
+        seconds = seconds * len(read)
     return [
         _pair(f"continuation {index}", prompt, second, tokenizer, vocab_size)
         for index, (prompt, second) in enumerate(zip(read, seconds, strict=True))
@@ -83,15 +83,13 @@ def read_pairs(
 
 
 def _listed(what: str, given: Any) -> list[Any]:
-    """One prompt as a list of one, several as they are."""
-    if isinstance(given, str | Mapping | Prompt):
-        return [given]
-    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
+    """One prompt as a list of one, several as a list."""
+    listed = listed_prompts(given)
+    if listed is None:
         raise ValueError(
             f"score: {what} must be text, token ids, or a list of these, got {type(given).__name__}"
         )
-    listed = list(given)
-    return [listed] if listed and all(map(is_integer, listed)) else listed
+    return listed
 
 
 def _pair(

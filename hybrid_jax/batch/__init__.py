@@ -101,9 +101,8 @@ def run_batch(
             llm, name = model, model.model_config.family
         else:
             given: dict[str, Any] = {"quiet": True, **options}
-            llm = stack.enter_context(
-                LLM(model, progress=None if progress is None else progress is True, **given)
-            )
+            loading = False if callable(progress) else progress
+            llm = stack.enter_context(LLM(model, progress=loading, **given))
             name = "bundled" if model is None else Path(model).name
         run = Run(
             llm,

@@ -138,6 +138,7 @@ def _measure(llm: LLM, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         }
 
     most = llm.engine_config.max_rows
+    decoded = [decode(rows) for rows in sorted({1, most})]
     stats = llm.stats()
     return {
         "prompt_tokens": prompt_tokens,
@@ -146,9 +147,9 @@ def _measure(llm: LLM, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         "prefill_tokens_per_s": round(prompt_tokens / ttft, 1),
         "cached_tokens": warm[-1][1],
         "cached_ttft_ms": round(1000 * hit, 2),
-        "decode": [decode(rows) for rows in sorted({1, most})],
+        "decode": decoded,
         "engine_bytes": stats["memory_bytes"],
-        "peak_bytes": llm.stats()["peak_memory_bytes"],
+        "peak_bytes": stats["peak_memory_bytes"],
     }
 
 

@@ -133,12 +133,13 @@ class Engine:
         with self._books() as reported:
             plan, self._next = self._next or self.scheduler.plan(), None
             if plan:
-                if self._pending and self.runner.num_missing(plan):
+                missing = self.runner.missing(plan)
+                if self._pending and missing:
                     # Nobody should wait for tokens that are there until the plan's programs are compiled.
                     self._next = plan
                     reported += self._receive()
                     return reported
-                self._pending.append(self.runner.execute(plan))
+                self._pending.append(self.runner.execute(plan, missing))
             if self._pending and (len(self._pending) > 1 or not plan):
                 reported += self._receive()
             return reported

@@ -207,10 +207,15 @@ class Runner:
 
     # --- dispatch ---------------------------------------------------------------------------------
 
-    def execute(self, plan: Plan) -> Pending:
-        """Dispatches a plan and returns at once. Each call rebinds the state in the same statement."""
-        self.compiling.begin("turns", functools.partial(self.num_missing, plan))
-        self._compile_beside(plan)
+    def execute(self, plan: Plan, missing: Sequence[tuple]) -> Pending:
+        """Dispatches a plan and returns at once. Each call rebinds the state in the same statement.
+
+        Args:
+            plan: the plan. missing: what `missing` says of it.
+        """
+        self.compiling.begin("turns", lambda: len(self.missing(plan)))
+        if missing:
+            self._compile_beside(missing)
         pending = self._dispatch(plan)
         self.compiling.end_turn()
         return pending
@@ -240,40 +245,35 @@ class Runner:
                 pending.dispatches.append((kind, rows, results))
         return pending
 
-    def num_missing(self, plan: Plan) -> int:
-        """How many programs are needed by a plan, and by the steps that follow it for certain, and are not compiled."""
-        needed: set[tuple] = {("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))}
-        if plan.moves:
-            needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
-        needed |= {(kind.name, *of) for kind, *of in self._steps_of(plan)}
-        return sum(not self._is_compiled(key) for key in needed)
+    def missing(self, plan: Plan) -> list[tuple]:
+        """Keys of the programs that a plan, and the steps that follow it for certain, need and that are not compiled.
 
-    def _steps_of(self, plan: Plan) -> list[tuple[StepKind, Any, Variant]]:
-        """Kind, bucket and variant of the steps of a plan, and of those that follow it for certain, in order."""
-        steps, shape = [], None
+        Steps come in the order in which they run.
+        """
+        needed: list[tuple] = [("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))]
+        if plan.moves:
+            needed += [("move_row",)] + [("move_adjust",)] * (self.adjust is not None)
+        shape = None
         for kind in self.kinds:
             for rows in filter(None, kind.foreseen(plan)):
                 variant = kind.variant(rows)
                 shape = self._serving(kind, kind.bucket(rows, shape), variant, rows)
-                steps.append((kind, shape, variant))
-        return steps
+                needed.append((kind.name, shape, variant))
+        known = self._executables
+        return [k for k in dict.fromkeys(needed) if k not in known or not known[k].compiled]
 
-    def _is_compiled(self, key: tuple) -> bool:
-        return key in self._executables and self._executables[key].compiled
-
-    def _compile_beside(self, plan: Plan) -> None:
-        """Has all but the first of the steps that a plan needs compiled beside that one, which its dispatch compiles.
+    def _compile_beside(self, missing: Sequence[tuple]) -> None:
+        """Has all but the first of the steps that a plan lacks compiled beside that one, which its dispatch compiles.
 
         Not on an accelerator, where two compilers would disturb each other, nor with coarse shapes, where a larger
         program serves.
         """
         if self._platform != "cpu" or self.engine.shapes == "coarse":
             return
-        steps = {(kind.name, *of): (kind, *of) for kind, *of in self._steps_of(plan)}
-        missing = [step for key, step in steps.items() if not self._is_compiled(key)]
-        for kind, shape, variant in missing[1:]:
+        steps = [key for key in missing if key[0] in self._by_name]
+        for name, *of in steps[1:]:
             self._behind.compile(
-                (kind.name, shape, variant), functools.partial(self._ahead, kind, shape, variant)
+                (name, *of), functools.partial(self._ahead, self._by_name[name], *of)
             )
 
     def _slot_sizes(self, count: int) -> list[int]:

@@ -80,7 +80,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     num_reported: int = 0
     logprobs: list = field(default_factory=list)
-    prompt_logprobs: list = field(default_factory=list)
+    prompt_logprobs: list = field(init=False)
     pooled: np.ndarray | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -111,13 +111,8 @@ class GivenTokenizer(Tokenizer):
 
     def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
         """See `Tokenizer.token_ends`. It decodes the beginning of the text again for each token."""
-        ends = []
-        for count in range(1, len(ids) + 1):
-            known = self.decode(ids[:count])
-            ends.append(
-                len(known) if text.startswith(known) else len(os.path.commonprefix((text, known)))
-            )
-        return ends
+        known = (self.decode(ids[:count]) for count in range(1, len(ids) + 1))
+        return [len(os.path.commonprefix((text, beginning))) for beginning in known]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
@@ -134,15 +129,13 @@ class GivenTokenizer(Tokenizer):
         messages: Sequence[Mapping[str, Any]],
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        **options: Any,
     ) -> str:
         """See `Tokenizer.apply_chat_template`. Without a template of its own it asks the object's method, if any."""
         own = getattr(self._given, "apply_chat_template", None)
-        options = {"add_generation_prompt": add_generation_prompt, "tools": tools} | variables
         if chat_template is not None or self.chat_templates or own is None:
             return super().apply_chat_template(messages, chat_template=chat_template, **options)
+        options = {"add_generation_prompt": True, "tools": None} | options
         return own(list(messages), tokenize=False, **options)
 
     def identity(self) -> str:

@@ -47,16 +47,22 @@ def read_prompts(prompts: Prompts, tokenizer: Tokenizer | None, *, vocab_size: i
         ValueError: a prompt is malformed, empty or not valid Unicode, has an id outside the vocabulary or a breakpoint
             outside the prompt, or is text while there is no tokenizer. The message names its index.
     """
-    if isinstance(prompts, str | Mapping | Prompt):
-        return [_read(0, prompts, tokenizer, vocab_size)]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
+    listed = listed_prompts(prompts)
+    if listed is None:
         raise ValueError(
             f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
         )
-    listed: list[Any] = list(prompts)
-    if listed and all(map(is_integer, listed)):
-        listed = [listed]
     return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(listed)]
+
+
+def listed_prompts(prompts: Any) -> list[Any] | None:
+    """One prompt as a list of one, several as a list; None for what is neither."""
+    if isinstance(prompts, str | Mapping | Prompt):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
+        return None
+    listed = list(prompts)
+    return [listed] if listed and all(map(is_integer, listed)) else listed
 
 
 def check_unicode(where: str, text: str) -> None:

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from hybrid_jax import LLM, run_batch
 from hybrid_jax.api import llm as llm_module
+from hybrid_jax.cli import main as cli
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import line, read, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
@@ -76,6 +77,19 @@ def fake_model(monkeypatch, tmp_path, tokenizer):
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return tmp_path
+
+
+@pytest.fixture
+def run_command(capsys):
+    """Runs a command; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture

@@ -114,9 +114,9 @@ def test_a_stream_survives_a_turn_that_fails_with_a_call_inside_its_loop(llm, mo
     runner, failed = llm._engine.runner, []
     real = runner.execute
 
-    def failing(plan):
+    def failing(plan, missing):
         fails = len(llm._engine._live) == 2 and not failed
-        pending = real(plan) if when == "after" or not fails else None
+        pending = real(plan, missing) if when == "after" or not fails else None
         if fails:
             failed.append(when)
             raise RuntimeError("device lost")

@@ -45,16 +45,9 @@ BAMBA = {
 
 
 @pytest.fixture
-def run(fake_model, capsys):
-    """Runs a command; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit:
-            cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
+def run(fake_model, run_command):
+    """Runs a command beside a model that needs no weights."""
+    return run_command
 
 
 @pytest.fixture

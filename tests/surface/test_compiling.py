@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
 from hybrid_jax.engine.programs.compiling import Compiling, Program
@@ -242,3 +243,19 @@ def test_a_failure_beside_is_tried_again_and_raised_where_it_is_needed(monkeypat
         with pytest.raises(RuntimeError, match="no compiler today"):
             llm.generate({"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=4))
     assert failed == ["hybrid_jax-compile-behind_0", "hybrid_jax"]
+
+
+def test_a_bar_is_for_those_who_look_unless_the_caller_says_more(compiling, monkeypatch):
+    wanted, progress_of = [], llm_module.progress_of
+    monkeypatch.setattr(
+        llm_module, "progress_of", lambda how, what: (wanted.append(how), progress_of(how, what))[1]
+    )
+    told = lambda done, total: None  # noqa: E731
+    for options in (
+        {},
+        {"use_tqdm": True},
+        {"progress": False},
+        {"progress": told, "use_tqdm": True},
+    ):
+        compiling.generate("ab", GREEDY, **options)
+    assert wanted == [None, True, False, told]

@@ -10,7 +10,6 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, load_model
 from hybrid_jax.cli import doctor
-from hybrid_jax.cli import main as cli
 from hybrid_jax.machine import Nvidia
 from hybrid_jax.models.files import BUNDLED
 
@@ -18,14 +17,8 @@ HOPPER = Nvidia(total_bytes=80 << 30, used_bytes=0, capability="9.0")
 
 
 @pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit:
-            cli.main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return exit.value.code, captured.out, captured.err
-
-    return run
+def run(run_command):
+    return run_command
 
 
 def test_the_doctor_finds_nothing_wrong_here(run, monkeypatch, tmp_path):
