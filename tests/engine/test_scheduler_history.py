@@ -63,8 +63,8 @@ def test_log_probabilities_of_a_prompt_need_all_of_it():
     request = engine.requests["r0"]
     params = request.params.__class__(max_tokens=3, temperature=0.0, prompt_logprobs=1)
     again = replace(
-        request, request_id="lp", params=params, max_tokens=3, output=[], prompt_logprobs=[None],
-        look_up=None, finish_reason=None,
+        request, request_id="lp", params=params, max_tokens=3, output=[], look_up=None,
+        finish_reason=None,
     )  # fmt: skip
     engine.scheduler.add(again)
     assert engine.scheduler.plan()
