@@ -10,7 +10,7 @@ rounds taken in turns, with 10th and 90th percentiles. Ratios are of the same ro
   which a share of the tokens was made wrong.
 - Two other ways to take a recurrent state back are priced by measured parts of the same model: a copy of the states for
   each draft token, and one copy before the verification, from which the accepted tokens are run again.
-- `docs/speculation.md` has the numbers in words. Charts need matplotlib: `pip install -e '.[plot]'`.
+- `docs/studies/speculation.md` has the numbers in words. Charts need matplotlib: `pip install -e '.[plot]'`.
 """
 
 from __future__ import annotations

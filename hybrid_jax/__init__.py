@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hybrid_jax.config.structured_outputs import (
         StructuredOutputsParams as StructuredOutputsParams,
     )
+    from hybrid_jax.inspection.report import ModelReport as ModelReport
+    from hybrid_jax.inspection.report import inspect_model as inspect_model
     from hybrid_jax.weights import load_model as load_model
     from hybrid_jax.weights import save_orbax as save_orbax
 
@@ -49,6 +51,7 @@ _HOMES = {
     "config": ("CacheConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "config.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "config.structured_outputs": ("StructuredOutputsParams",),
+    "inspection.report": ("ModelReport", "inspect_model"),
     "weights": ("load_model", "save_orbax"),
 }
 

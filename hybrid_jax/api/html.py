@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 
 PALE = "opacity:.6"
 MARK = "background:rgba(66,133,244,.25)"
 
 
-def table(rows: Sequence[Sequence[str]], headings: Sequence[str] = ()) -> str:
-    """A table of text, numbers to the right in the second column."""
+def table(
+    rows: Sequence[Sequence[str]], headings: Sequence[str] = (), numbers: Collection[int] = (1,)
+) -> str:
+    """A table of text. `numbers` are the columns that stand to the right."""
     head = "".join(f"<th style='text-align:left'>{escape(text)}</th>" for text in headings)
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td style='text-align:{'right' if column == 1 else 'left'}'>{escape(cell)}</td>"
+            f"<td style='text-align:{'right' if column in numbers else 'left'}'>{escape(cell)}</td>"
             for column, cell in enumerate(row)
         )
         + "</tr>"

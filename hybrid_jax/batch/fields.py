@@ -1,4 +1,7 @@
-"""The fields of a request's body: which become sampling parameters, how the others are treated, what can be wrong."""
+"""The fields of a request's body: which become sampling parameters, how the others are treated, what can be wrong.
+
+The checks of values are those of `SamplingParams`. A pydantic model would state them again, and word them otherwise.
+"""
 
 from __future__ import annotations
 

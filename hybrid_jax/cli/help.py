@@ -17,6 +17,16 @@ DEFAULT = re.compile(r"\[default: \((.*)\)\]$", re.DOTALL)
 class Command(TyperCommand):
     """A command whose options stand under the titles of their groups."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What stands after the name of the command: "[OPTIONS] PROMPT..."."""
+        arguments = [param for param in self.params if isinstance(param, TyperArgument)]
+        words = [str(param.metavar or param.name) for param in arguments]
+        words = [
+            word if param.required else f"[{word}]"
+            for word, param in zip(words, arguments, strict=True)
+        ]
+        return ["[OPTIONS]", *words]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments and options into the help: those of all groups come last."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -25,7 +35,8 @@ class Command(TyperCommand):
             if record is None:
                 continue
             if isinstance(param, TyperArgument):
-                sections["Arguments"].append((record[0].partition(" <")[0], record[1]))
+                name = record[0].partition(" <")[0]
+                sections["Arguments"].append((name, _in_words(record)[1]))
                 continue
             title = getattr(param, "rich_help_panel", None) or "Options"
             sections.setdefault(title, []).append(_in_words(record))

@@ -1,6 +1,9 @@
 """Reads the fields of a Hugging Face config.json, in the dialects of transformers 4 and 5.
 
 Where a field was renamed between the two, the families name both; null counts as absent.
+
+This is no pydantic model. Most rules join several fields (a size that follows from two others, a list that must be as
+long as there are layers), and which fields there are depends on values of others. As validators they would be longer.
 """
 
 from __future__ import annotations

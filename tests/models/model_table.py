@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.kinds.table import LAYER_STEPS
+from hybrid_jax.inspection.report import ModelReport, inspect_model
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.known import known, load_known
@@ -58,9 +60,15 @@ KNOWN_HEAD = """
 have both attention and recurrent layers. Nothing is downloaded. Only `tiny_gated_delta` comes with weights
 ([bundled_model.md](bundled_model.md)).
 
-| name | family | parameters | repositories |
-| --- | --- | --- | --- |
+The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -
+says that the model does not fit the card. `hybrid-jax inspect NAME --device CARD` says more
+([choose memory](how_to/choose_memory.md)).
+
+| name | family | parameters | weights | A100, 40 GB | H100, 80 GB | H200, 141 GB | repositories |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |
 """
+CARDS = ("a100-40gb", "h100", "h200")
+LENGTH = 8192
 TAIL = """
 ## A small model without weights
 
@@ -123,8 +131,18 @@ def page() -> str:
         repositories = ", ".join(fields.get("_repositories", ())) or "-"
         count = weight_count(config)
         size = f"{count / 1e9:.2f} B" if count > 1e8 else f"{count / 1e6:.2f} M"
-        text += f"| `{name}` | `{config.family}` | {size} | {repositories} |\n"
+        found = [inspect_model(name, device=card, dtype="bfloat16") for card in CARDS]
+        cells = [size, format_size(found[0]["weight_bytes"]), *map(_sequences, found)]
+        text += f"| `{name}` | `{config.family}` | {' | '.join(cells)} | {repositories} |\n"
     return text + TAIL
+
+
+def _sequences(found: ModelReport) -> str:
+    """How many sequences of `LENGTH` tokens, or of the model's longest, run at once."""
+    if not found["fits"]:
+        return "-"
+    rows = found["fit"]["rows"]
+    return f"{rows.get(LENGTH) or list(rows.values())[-1]:,}"
 
 
 def _kept(spec: type) -> str:

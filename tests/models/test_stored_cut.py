@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hybrid_jax.cli.inspect_model import read_config
 from hybrid_jax.config import with_cut
+from hybrid_jax.inspection.report import read_config
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound
 from hybrid_jax.weights import BUNDLED, load_config, load_model

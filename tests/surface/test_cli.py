@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from hybrid_jax import LLM, SamplingParams, machine
-from hybrid_jax.cli import inspect as inspecting
 from hybrid_jax.cli import main as cli
+from hybrid_jax.inspection import report as inspecting
 from hybrid_jax.models.known import known
 from hybrid_jax.sizing import devices
 from hybrid_jax.sizing.devices import CARDS
@@ -244,7 +244,7 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
             ["generate", "ab", "--json-schema", "/nowhere"],
             "--json-schema /nowhere: No such file or directory",
         ),
-        (["inspect", "/nowhere"], "inspect: /nowhere is not a model directory"),
+        (["inspect", "/nowhere"], "/nowhere is not a model directory"),
         (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
         (["inspect", "--dtype", "int4"], "--dtype must be auto, float32 or bfloat16, got 'int4'"),
         (
@@ -539,8 +539,8 @@ def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
     monkeypatch.setattr(machine, "nvidia_gpu", lambda: None)
     code, _, err = run("inspect", bamba)
     assert code == 2 and err == (
-        "hybrid-jax: JAX_PLATFORMS=cuda asks for a GPU, and this machine has none; name a card with --device, "
-        "or unset it\n"
+        "hybrid-jax: JAX_PLATFORMS=cuda asks for a GPU, and this machine has none; name a card, as in "
+        "--device h100, or unset it\n"
     )
     assert run("inspect", bamba, "--device", "h100")[0] == 0
     monkeypatch.setattr(machine, "nvidia_gpu", lambda: machine.Nvidia(143_771 << 20, 0, "9.0"))

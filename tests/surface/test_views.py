@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hybrid_jax import SamplingParams
+from hybrid_jax import SamplingParams, inspect_model
 from hybrid_jax.api.stats import MEANINGS, Stats
 from tests.surface.conftest import HEAD
 
@@ -101,3 +101,13 @@ def test_numbers_of_speculation_have_words():
 def test_meanings_are_sentences_without_a_full_stop(heading):
     for words in MEANINGS[heading].values():
         assert words[0].islower() and not words.endswith(".")
+
+
+def test_a_report_shows_what_fits_in_a_notebook_and_as_text():
+    report = inspect_model("hybrid_7b", device="h100")
+    said, html = str(report), text_of(report._repr_html_())
+    for words in ("58.6 GiB for 128 rows", "24 Mamba2, 28 MLP, 4 Attention", "131,072"):
+        assert words in said and words in html
+    assert "max_rows" in said and "--" not in said
+    none = inspect_model("qwen3_next_80b", device="h100")
+    assert "does not fit" in str(none) and "rows' own" not in none._repr_html_()

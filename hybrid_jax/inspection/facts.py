@@ -1,4 +1,4 @@
-"""What a model costs and what fits, from its config alone: `hybrid-jax inspect`. It needs neither weights nor jax."""
+"""What a model costs and what fits, from its config alone, as plain data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from hybrid_jax.byte_sizes import counted, format_size
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, regrouped
-from hybrid_jax.costs import SAVED_AT, prefill_flops, share_saved, weight_count
+from hybrid_jax.costs import prefill_flops, share_saved, weight_count
 from hybrid_jax.geometry import (
     Geometry,
     checkpoint_bytes,
@@ -20,24 +19,9 @@ from hybrid_jax.geometry import (
     make_geometry,
     page_padding,
 )
-from hybrid_jax.models import known as known_models
-from hybrid_jax.models.files import (
-    CONFIG_FILE,
-    CUT_FILE,
-    STORED_CONFIG_FILE,
-    CheckpointNotFound,
-    base_of,
-    here_or_packed,
-    how_to_get,
-    known_names,
-    similar,
-    stored_cut,
-)
-from hybrid_jax.models.files import read_config as read_config_file
-from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MemorySplit
+from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import (
-    GPU_MEMORY_SHARE,
     Choose,
     Room,
     find_room,
@@ -48,44 +32,10 @@ from hybrid_jax.sizing.room import (
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
-KERNELS = {
-    "xla": "what XLA compiles",
-    "pallas": "Pallas; on Hopper Triton draws tokens",
-}
-SHARE_TITLES = [
-    *("tokens", "--max-rows", "weights", "sequences", "rows' own", "temporaries", "cache", "free"),
-    *("for CUDA", "in all"),
-]
 RoomOf = Callable[[int], Room | None]
 
 
-def read_config(path: str | Path) -> ModelConfig:
-    """The config of a model directory, of a config.json given by itself, or of a known model by its name.
-
-    There need not be any weights. Nothing is downloaded.
-
-    Raises:
-        FileNotFoundError: nothing is there.
-        ValueError, NotImplementedError: the config is malformed or not supported.
-    """
-    given = here_or_packed(path, "inspect")
-    if (given / CUT_FILE).is_file():
-        return stored_cut(given, read_config(base_of(given)))
-    files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
-    file = next((f for f in files if f.is_file()), None)
-    if file is None and not given.exists() and (name := known_models.find(str(path))) is not None:
-        return known_models.load_known(name)
-    if file is None:
-        what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
-        names = known_names()
-        raise CheckpointNotFound(
-            f"inspect: {given} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a known "
-            f"model: {', '.join(names)}{similar(str(path).replace('.', '_').replace('-', '_'), names)}"
-        )
-    return read_config_file(file, "inspect")
-
-
-def inspect_model(
+def model_facts(
     config: ModelConfig, engine: EngineConfig, device: Device, choose: Choose | None = None
 ) -> dict[str, Any]:
     """Works out what a model costs under the given engine settings, and what fits.
@@ -140,7 +90,7 @@ def inspect_model(
         >>> config = ModelConfig(
         ...     family="llama", vocab_size=256, width=256, layers=(LayerSpec(mixers=(attention,)),)
         ... )
-        >>> found = inspect_model(config, EngineConfig(max_rows=4), Device())
+        >>> found = model_facts(config, EngineConfig(max_rows=4), Device())
         >>> found["kv_bytes_per_token"], found["fit"]["longest_context"]
         (1024, 4096)
     """
@@ -255,13 +205,6 @@ def _cache(found: dict[str, Any]) -> str:
     )
 
 
-# --- for people -----------------------------------------------------------------------------------
-
-
-def _by_group(taken: dict[str, int]) -> str:
-    return ", ".join(f"{group}: {format_size(size)}" for group, size in taken.items())
-
-
 def _groups(config: ModelConfig, engine: EngineConfig) -> dict[str, dict[str, int]]:
     """What a token or a checkpoint takes by how many layers share behind the cut, where more than one can."""
     if config.cut is None:
@@ -278,114 +221,6 @@ def _groups(config: ModelConfig, engine: EngineConfig) -> dict[str, dict[str, in
         if len(set(taken.values())) > 1:
             found[name] = taken
     return found
-
-
-def lines(found: dict[str, Any]) -> dict[str, str]:
-    """What `inspect_model` found, in words, by name."""
-    fit, fits = found["fit"], found["fits"] is not False
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found["layers"].items())
-    rows = ", ".join(f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
-    device = found["device"] or ("this machine" if found["platform"] == "cpu" else "this GPU")
-    weights = f"{format_size(found['weight_bytes'])} {found['dtype']}"
-    told = {
-        device: _fits_device(found),
-        "family": f"{found['family']}, width {found['width']:,}, vocabulary {found['vocab_size']:,}",
-        "blocks": kinds,
-        "dtype": f"{found['dtype']}, stored as {found['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
-        "parameters": f"{found['parameters']:,} ({weights})",
-        "prefill": f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token",
-        "context": f"{found['max_position']:,} tokens",
-        "KV": f"{format_size(found['kv_bytes_per_token'])} a token, {found['kv_dtype']}",
-        "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {counted(found['frames_per_checkpoint'], 'frame')} "
-        f"({found['checkpoint_padding']:.1%} padding)",
-        "cut": f"behind layer {found['cut']} of {found['num_layers']}; saves {found['cut_saves']:.0%} of the FLOPs of "
-        f"a prompt of {SAVED_AT:,} tokens",
-        "KV by kv_group": _by_group(found["groups"].get("kv_group", {})),
-        "checkpoint by state_group": _by_group(found["groups"].get("state_group", {})),
-        "page": f"{found['page_tokens']} tokens in {counted(found['frames_per_page'], 'frame')} "
-        f"({found['page_padding']:.1%} padding)",
-        "frame": format_size(found["frame_bytes"]),
-        "ring": f"{format_size(found['ring_bytes_per_row'])} a row",
-        "steps": f"{counted(found['max_rows'], 'row')}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
-        f"{found['steps_per_dispatch']} tokens a row and dispatch",
-        "kernels": _kernels(found),
-        "default memory": _default_memory(found),
-        "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
-        f"frames, rings {format_size(fit['ring_bytes'])} for {counted(found['max_rows'], 'row')}, tables "
-        f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
-        f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
-        "longest context": f"{fit['longest_context']:,} tokens",
-        "most rows": rows or "none",
-        "prefix cache": found["cache"],
-    }
-    # What a model does not have is left out, and what says nothing if it does not fit. All else is shown.
-    shown = {
-        "KV": found["kv_bytes_per_token"],
-        "checkpoint": found["frames_per_checkpoint"],
-        "cut": found["cut"],
-        "KV by kv_group": "kv_group" in found["groups"],
-        "checkpoint by state_group": "state_group" in found["groups"],
-        "page": found["page_tokens"],
-        "ring": found["ring_bytes_per_row"],
-        **dict.fromkeys(("budget", "longest context", "most rows"), fits),
-    }
-    return {name: value for name, value in told.items() if shown.get(name, True)}
-
-
-def _fits_device(found: dict[str, Any]) -> str:
-    """Whether the model fits the device, and why."""
-    num_bytes, total, needs = found["machine_bytes"], found["total_bytes"], found["needs"]
-    if num_bytes is None:
-        return f"its memory is not known here; {needs}"
-    has = f"of {format_size(num_bytes)}"
-    if total is not None:
-        has += (
-            f" ({num_bytes / total:.0%} of the card's {format_size(total)}; the rest is for CUDA)"
-        )
-    if not found["fits"]:
-        return f"does not fit; {needs}, {has}; {found['remedy']}"
-    return f"fits; {needs} {has}, {format_size(num_bytes - found['needed_bytes'])} left"
-
-
-def _default_memory(found: dict[str, Any]) -> str:
-    """How much the engine takes unless it is told, and why."""
-    size, is_host = format_size(found["default_memory"]), found["platform"] == "cpu"
-    if found["default_fits"] and not is_host:
-        return (
-            f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
-            "can time the largest product"
-        )
-    length = min(found["max_model_len"], DEFAULT_LENGTH)
-    said = f"{size} for {counted(found['max_rows'], 'row')} of up to {length:,} tokens"
-    if not is_host:
-        return said
-    return (
-        f"{said}; less where that is more than 1/4 of a host's RAM, or than 1/2 of what is free beside the "
-        "weights"
-    )
-
-
-def table(found: dict[str, Any]) -> list[list[str]]:
-    """`shares` of what `inspect_model` found: titles, then a line for each length. Empty if there are none."""
-    if not found["shares"]:
-        return []
-    told = [list(SHARE_TITLES)]
-    for share in found["shares"]:
-        sizes = [value for name, value in share.items() if name.endswith("_bytes")]
-        cells = [format_size(size) for size in (*sizes, sum(sizes))]
-        told.append([f"{share['tokens']:,}", f"{share['rows']:,}", *cells])
-    if found["platform"] == "cpu":  # nothing is reserved there
-        for line in told:
-            del line[-2]
-    return told
-
-
-# --- how many sequences fit -----------------------------------------------------------------------
-
-
-def _kernels(found: dict[str, Any]) -> str:
-    scans = found["kernels"] == "pallas" and found["scanned_by_triton"]
-    return KERNELS[found["kernels"]] + (" and scans prompts" if scans else "")
 
 
 def _count_blocks(config: ModelConfig) -> dict[str, int]:

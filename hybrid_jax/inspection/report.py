@@ -1,0 +1,286 @@
+"""`inspect_model`: whether a model fits, what it costs, and what `LLM()` would use, for people and as data."""
+
+from __future__ import annotations
+
+import functools
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hybrid_jax.api.html import table as html_table
+from hybrid_jax.byte_sizes import counted, format_size, parse_size
+from hybrid_jax.config import ModelConfig, resolve_dtype, with_inner_cut
+from hybrid_jax.costs import SAVED_AT
+from hybrid_jax.inspection.facts import model_facts
+from hybrid_jax.machine import has_accelerator, wants_missing_gpu
+from hybrid_jax.models import known as known_models
+from hybrid_jax.models.files import (
+    BUNDLED,
+    CONFIG_FILE,
+    CUT_FILE,
+    STORED_CONFIG_FILE,
+    CheckpointNotFound,
+    base_of,
+    here_or_packed,
+    how_to_get,
+    known_names,
+    similar,
+    stored_cut,
+)
+from hybrid_jax.models.files import read_config as read_config_file
+from hybrid_jax.sizing.budget import DEFAULT_LENGTH
+from hybrid_jax.sizing.defaults import choose_settings
+from hybrid_jax.sizing.devices import Device, card, host, installed_gpu
+from hybrid_jax.sizing.room import GPU_MEMORY_SHARE
+
+KERNELS = {
+    "xla": "what XLA compiles",
+    "pallas": "Pallas; on Hopper Triton draws tokens",
+}
+SHARE_TITLES = [
+    *("tokens", "{rows}", "weights", "sequences", "rows' own", "temporaries", "cache", "free"),
+    *("for CUDA", "in all"),
+]
+SHARES = "The most sequences of one length, with a {rows} for each, and where the memory goes:"
+
+
+def inspect_model(
+    model: str | Path | None = None,
+    *,
+    device: str | None = None,
+    memory: int | str | None = None,
+    max_rows: int | None = None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    grain: int | None = None,
+    page_tokens: int | None = None,
+    cut: int | None = None,
+    kv_group: int = 1,
+    state_group: int = 1,
+) -> ModelReport:
+    """Says whether a model fits, what it costs, and what `LLM()` would use. Only its config.json is read.
+
+    Args:
+        model: directory of a model, a config.json, or the name of a known model; None for the model in the package.
+        device: what would run it: "cpu" or a card, such as "h100"; None for this machine.
+        memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens: as in `LLM`; if they are None,
+            what suits the device.
+        cut: try the model with a cut behind this many layers (SwiftKV).
+        kv_group, state_group: how many layers behind that cut share keys and values, or a state.
+
+    Raises:
+        FileNotFoundError: the model is not there.
+        ValueError, NotImplementedError: its config or a setting is wrong or not supported. That the model does not fit
+            is an answer, not an error.
+
+    Example:
+        >>> report = inspect_model("hybrid_7b", device="h100")
+        >>> report["fits"], report["max_rows"]
+        (True, 128)
+    """
+    config = read_config(model if model is not None else BUNDLED)
+    if cut is not None:
+        config = with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
+    elif max(kv_group, state_group) > 1:
+        raise ValueError("inspect_model: kv_group and state_group need a cut, as in cut=4")
+    where = _device(device)
+    given: dict[str, Any] = {
+        "memory": None if memory is None else parse_size(memory, name="memory"),
+        "max_rows": max_rows,
+        "max_model_len": max_model_len,
+        "grain": grain,
+        "page_tokens": page_tokens,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
+    choose = functools.partial(choose_settings, config, where, given, dtype=dtype)
+    return ModelReport(model_facts(config, choose({}), where, choose))
+
+
+def _device(name: str | None) -> Device:
+    """The device of this name; this machine's if there is none."""
+    if name is not None:
+        return card(name)
+    if wanted := wants_missing_gpu():
+        raise ValueError(
+            f"JAX_PLATFORMS={wanted} asks for a GPU, and this machine has none; name a card, as in device='h100', or "
+            "unset it"
+        )
+    return installed_gpu() if has_accelerator() else host()
+
+
+class ModelReport(dict[str, Any]):
+    """What `inspect_model` found: the keys of `model_facts`. `print` and a notebook show it in words.
+
+    Example:
+        >>> print(str(inspect_model("hybrid_7b", device="h100")).splitlines()[2])
+        blocks           24 Mamba2, 28 MLP, 4 Attention
+    """
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, rows_name: str = "max_rows") -> str:
+        """The report as text.
+
+        Args:
+            rows_name: what to call the number of rows.
+        """
+        rows = self.lines()
+        width = max(map(len, rows))
+        text = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+        if cells := self.table(rows_name):
+            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            text += ["", SHARES.format(rows=rows_name)]
+            text += [
+                "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+                for row in cells
+            ]
+        return "\n".join(text)
+
+    def _repr_html_(self) -> str:
+        rows = list(self.lines().items())
+        html = html_table(rows, numbers=())
+        if cells := self.table():
+            html += f"<p>{escape(SHARES.format(rows='max_rows'))}</p>"
+            html += html_table(cells[1:], cells[0], numbers=range(len(cells[0])))
+        return html
+
+    def lines(self) -> dict[str, str]:
+        """What was found, in words, by name."""
+        fit, fits = self["fit"], self["fits"] is not False
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self["layers"].items())
+        rows = ", ".join(f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
+        device = self["device"] or ("this machine" if self["platform"] == "cpu" else "this GPU")
+        weights = f"{format_size(self['weight_bytes'])} {self['dtype']}"
+        told = {
+            device: _fits_device(self),
+            "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
+            "blocks": kinds,
+            "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
+            "parameters": f"{self['parameters']:,} ({weights})",
+            "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
+            "context": f"{self['max_position']:,} tokens",
+            "KV": f"{format_size(self['kv_bytes_per_token'])} a token, {self['kv_dtype']}",
+            "checkpoint": f"{format_size(self['checkpoint_bytes'])} in "
+            f"{counted(self['frames_per_checkpoint'], 'frame')} ({self['checkpoint_padding']:.1%} padding)",
+            "cut": f"behind layer {self['cut']} of {self['num_layers']}; saves {self['cut_saves']:.0%} of the FLOPs of "
+            f"a prompt of {SAVED_AT:,} tokens",
+            "KV by kv_group": _by_group(self["groups"].get("kv_group", {})),
+            "checkpoint by state_group": _by_group(self["groups"].get("state_group", {})),
+            "page": f"{self['page_tokens']} tokens in {counted(self['frames_per_page'], 'frame')} "
+            f"({self['page_padding']:.1%} padding)",
+            "frame": format_size(self["frame_bytes"]),
+            "ring": f"{format_size(self['ring_bytes_per_row'])} a row",
+            "steps": f"{counted(self['max_rows'], 'row')}, chunks of up to {self['prefill_tokens']:,} prompt tokens, "
+            f"{self['steps_per_dispatch']} tokens a row and dispatch",
+            "kernels": _kernels(self),
+            "default memory": _default_memory(self),
+            "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
+            f"frames, rings {format_size(fit['ring_bytes'])} for {counted(self['max_rows'], 'row')}, tables "
+            f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
+            f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
+            "longest context": f"{fit['longest_context']:,} tokens",
+            "most rows": rows or "none",
+            "prefix cache": self["cache"],
+        }
+        # What a model does not have is left out, and what says nothing if it does not fit. All else is shown.
+        shown = {
+            "KV": self["kv_bytes_per_token"],
+            "checkpoint": self["frames_per_checkpoint"],
+            "cut": self["cut"],
+            "KV by kv_group": "kv_group" in self["groups"],
+            "checkpoint by state_group": "state_group" in self["groups"],
+            "page": self["page_tokens"],
+            "ring": self["ring_bytes_per_row"],
+            **dict.fromkeys(("budget", "longest context", "most rows"), fits),
+        }
+        return {name: value for name, value in told.items() if shown.get(name, True)}
+
+    def table(self, rows_name: str = "max_rows") -> list[list[str]]:
+        """How much fits, as text: titles, then a line for each length. Empty if the model does not fit.
+
+        Args:
+            rows_name: what to call the number of rows.
+        """
+        if not self["shares"]:
+            return []
+        told = [[title.format(rows=rows_name) for title in SHARE_TITLES]]
+        for share in self["shares"]:
+            sizes = [value for name, value in share.items() if name.endswith("_bytes")]
+            cells = [format_size(size) for size in (*sizes, sum(sizes))]
+            told.append([f"{share['tokens']:,}", f"{share['rows']:,}", *cells])
+        if self["platform"] == "cpu":  # nothing is reserved there
+            for line in told:
+                del line[-2]
+        return told
+
+
+def _by_group(taken: dict[str, int]) -> str:
+    return ", ".join(f"{group}: {format_size(size)}" for group, size in taken.items())
+
+
+def _fits_device(found: dict[str, Any]) -> str:
+    """Whether the model fits the device, and why."""
+    num_bytes, total, needs = found["machine_bytes"], found["total_bytes"], found["needs"]
+    if num_bytes is None:
+        return f"its memory is not known here; {needs}"
+    has = f"of {format_size(num_bytes)}"
+    if total is not None:
+        has += (
+            f" ({num_bytes / total:.0%} of the card's {format_size(total)}; the rest is for CUDA)"
+        )
+    if not found["fits"]:
+        return f"does not fit; {needs}, {has}; {found['remedy']}"
+    return f"fits; {needs} {has}, {format_size(num_bytes - found['needed_bytes'])} left"
+
+
+def _default_memory(found: dict[str, Any]) -> str:
+    """How much the engine takes unless it is told, and why."""
+    size, is_host = format_size(found["default_memory"]), found["platform"] == "cpu"
+    if found["default_fits"] and not is_host:
+        return (
+            f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
+            "can time the largest product"
+        )
+    length = min(found["max_model_len"], DEFAULT_LENGTH)
+    said = f"{size} for {counted(found['max_rows'], 'row')} of up to {length:,} tokens"
+    if not is_host:
+        return said
+    return (
+        f"{said}; less where that is more than 1/4 of a host's RAM, or than 1/2 of what is free beside the "
+        "weights"
+    )
+
+
+def _kernels(found: dict[str, Any]) -> str:
+    scans = found["kernels"] == "pallas" and found["scanned_by_triton"]
+    return KERNELS[found["kernels"]] + (" and scans prompts" if scans else "")
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The config of a model directory, of a config.json given by itself, or of a known model by its name.
+
+    There need not be any weights. Nothing is downloaded.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError, NotImplementedError: the config is malformed or not supported.
+    """
+    given = here_or_packed(path, "inspect_model")
+    if (given / CUT_FILE).is_file():
+        return stored_cut(given, read_config(base_of(given)))
+    files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
+    file = next((f for f in files if f.is_file()), None)
+    if file is None and not given.exists() and (name := known_models.find(str(path))) is not None:
+        return known_models.load_known(name)
+    if file is None:
+        what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
+        names = known_names()
+        raise CheckpointNotFound(
+            f"inspect_model: {given} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a "
+            f"known model: {', '.join(names)}{similar(str(path).replace('.', '_').replace('-', '_'), names)}"
+        )
+    return read_config_file(file, "inspect_model")
