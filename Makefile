@@ -24,6 +24,8 @@ FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py te
 	$(wildcard tests/engine/test_scheduler_*.py)
 MORE_FAST_TESTS := tests/sim tests/typing
 PYTEST = python -m pytest --durations=15
+# Which part of the tests that take turns runs (tests/drawing.py).
+TURN ?= commit
 # A second Python for other versions of jax; none if there is only one. The newest tested jax runs what depends most on
 # the compiler; a newer one is taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax
 # that machines with one have; without a second Python, with the jax at hand.
@@ -74,7 +76,7 @@ check-more: $(VENV)/.installed-test lint
 	$(BIN)/$(PYTEST) -q -m "not slow" $(MORE_FAST_TESTS)
 
 test: $(VENV)/.installed-test
-	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
+	+@HYBRID_JAX_TURN=$(TURN) $(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
 
 test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks

@@ -17,7 +17,16 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
-from tests.drawing import EVERYTHING, covering, is_long
+from tests.drawing import (
+    EVERYTHING,
+    SHARED,
+    TAKE_TURNS,
+    TURNS,
+    covering,
+    in_turn,
+    is_long,
+    turn_asked_for,
+)
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
 # simpler code generator, which only jax 0.10 has: 4 to 6 times as fast. Newer versions of jax compile as ever, because
@@ -42,6 +51,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
+TURN = turn_asked_for(ROOT)
 # Tests of which a run takes few cases.
 FEW_CASES = (
     *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
@@ -50,7 +60,7 @@ FEW_CASES = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes as few cases of these tests as have each value of each parameter, unless all are asked for."""
+    """Leaves out what `tests.drawing` says, unless all tests are asked for, or named tests and files."""
     if EVERYTHING:
         return
     left = {
@@ -63,14 +73,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     of_a_test: dict[str, list[pytest.Item]] = {}
     for item in items:
-        drawn = any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in FEW_CASES)
-        if drawn and hasattr(item, "callspec") and item not in left:
+        if is_in(item, FEW_CASES) and hasattr(item, "callspec") and item not in left:
             of_a_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in of_a_test.values():
         taken = covering([parameters(case) for case in cases])
         left |= {case for place, case in enumerate(cases) if place not in taken}
+    if TURN is not None:
+        waiting = [item for item in items if is_in(item, TAKE_TURNS) and item not in left]
+        files = [item.path.relative_to(ROOT).as_posix() for item in waiting]
+        taken = in_turn(list(zip(files, map(group, waiting), strict=True)), TURN)
+        left |= {item for place, item in enumerate(waiting) if place not in taken}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def pytest_report_header() -> str:
+    """Says which part of the tests that take turns runs."""
+    return "all turns" if TURN is None else f"turn {TURN} of {TURNS}"
+
+
+def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    """Whether a test stands in one of these files or folders below tests/."""
+    return any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in places)
+
+
+def group(item: pytest.Item) -> str:
+    """What a test shares its programs with: the tests of the same model. A test without one is a group of its own."""
+    given = getattr(item, "callspec", None)
+    found = [] if given is None else [given.params[name] for name in SHARED if name in given.params]
+    return str(found[0]) if found else item.name
 
 
 def pytest_collection_finish() -> None:

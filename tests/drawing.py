@@ -1,10 +1,20 @@
-"""What `make test` leaves to `make test-all`."""
+"""What `make test` takes of the tests that compile much, and what it leaves to `make test-all`.
+
+- Some of the longest tests are for `make test-all` alone (`LONG`, `left_to_all`).
+- Of tests with many parameters a run takes few cases, in which each value occurs (`covering`).
+- The tests of some places take turns (`TAKE_TURNS`): `make test` runs one part in `TURNS` of them, chosen by the hash
+  of the commit. So all of them run every few commits. `make test TURN=0` (1, 2, ...) chooses a part. `TURN=all` takes
+  all of them, and so does pytest by itself.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import zlib
 from collections.abc import Hashable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +193,67 @@ LONG = {
     "train/test_mtp.py": ("test_the_loss_follows_the_chain_that_drafts",),
     "typing/test_editors.py": ("test_mypy_finds_the_installed_package_from_anywhere",),
 }
+
+
+TURNS = 4
+TAKE_TURNS = (
+    *("aot", "exactness", "interpreted", "kernels", "parity", "train", "test_notebook.py"),
+    *(
+        f"engine/test_{name}.py"
+        for name in (
+            *("allocation_faults", "compile_count", "device_memory", "donation", "frames"),
+            *("fusion_names", "interrupts", "judging", "kernel_choice", "kernel_paths"),
+            *("larger_programs", "program_store", "sampling_groups", "short_chunk", "sizing"),
+            *("unjudged", "walk"),
+        )
+    ),
+    *(
+        f"sim/test_{name}.py"
+        for name in (
+            *("adaptive_traces", "allocator_studies", "paper_golden", "published", "tick_golden"),
+        )
+    ),
+)
+# Parameters and fixtures whose tests share programs, so they run in the same turn.
+SHARED = ("bench", "adjusted_bench", "golden", "family", "model", "name", "layout", "records")
+
+
+def turn_asked_for(root: Path) -> int | None:
+    """The turn that HYBRID_JAX_TURN names; None for the tests of all turns.
+
+    "commit" is that of the commit that is checked out, and 0 outside a repository.
+    """
+    given = os.environ.get("HYBRID_JAX_TURN", "all")
+    if EVERYTHING or given == "all":
+        return None
+    if given != "commit":
+        return int(given) % TURNS
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(found.stdout, 16) % TURNS
+
+
+def in_turn(tests: Sequence[tuple[str, str]], turn: int) -> list[int]:
+    """Which tests a turn runs.
+
+    The groups of a file come one after another, each in the next turn. A file begins with a turn of its own, so that
+    files with few tests do not all run in the same one.
+
+    Args:
+        tests: file and group of each. A group stays together.
+        turn: from 0 to `TURNS` - 1.
+
+    Returns:
+        their places.
+    """
+    groups: dict[str, dict[str, int]] = {}
+    for file, group in tests:
+        places = groups.setdefault(file, {})
+        places.setdefault(group, zlib.crc32(file.encode()) + len(places))
+    return [n for n, (file, group) in enumerate(tests) if groups[file][group] % TURNS == turn]
 
 
 def is_long(file: str, test: str) -> bool:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.drawing import LONG, covering, is_long
+from tests.drawing import LONG, TAKE_TURNS, TURNS, covering, in_turn, is_long, turn_asked_for
 
 
 def test_every_value_occurs_in_few_cases():
@@ -29,3 +29,35 @@ def test_what_is_left_out_is_there(root):
         assert all(f"def {test.partition('[')[0]}(" in text for test in tests), file
     assert is_long("test_on_gpu.py", "test_the_report_holds_every_table")
     assert not is_long("test_on_gpu.py", "test_a_report_of_nothing_says_what_to_run")
+
+
+def test_every_test_has_one_turn_and_groups_stay_together():
+    tests = [
+        (file, f"model {number // 3}") for file in ("a.py", "b.py", "c.py") for number in range(30)
+    ]
+    turns = [in_turn(tests, turn) for turn in range(TURNS)]
+    assert sorted(itertools.chain(*turns)) == list(range(len(tests)))
+    for taken in turns:
+        assert 0.2 < len(taken) / len(tests) < 0.3
+        groups = {tests[place] for place in taken}
+        assert taken == [place for place, test in enumerate(tests) if test in groups]
+
+
+def test_files_with_one_test_are_spread_over_the_turns():
+    tests = [(f"test_{number}.py", "alone") for number in range(100)]
+    assert all(15 < len(in_turn(tests, turn)) < 35 for turn in range(TURNS))
+
+
+def test_a_turn_is_that_of_the_commit_or_the_one_asked_for(root, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.drawing.EVERYTHING", False)
+    for given, turn in (("all", None), ("6", 6 % TURNS)):
+        monkeypatch.setenv("HYBRID_JAX_TURN", given)
+        assert turn_asked_for(root) == turn
+    monkeypatch.setenv("HYBRID_JAX_TURN", "commit")
+    assert turn_asked_for(tmp_path) == 0  # no repository
+    monkeypatch.delenv("HYBRID_JAX_TURN")
+    assert turn_asked_for(root) is None
+
+
+def test_what_takes_turns_is_there(root):
+    assert all((root / "tests" / name).exists() for name in TAKE_TURNS)
