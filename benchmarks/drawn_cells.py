@@ -2,7 +2,7 @@
 
 A seed gives one cell. Its load is chats, agents, questions about documents or a part of Mooncake's log, or two of
 these, one after the other or both at once. Every number that describes a load is drawn anew, over wider ranges than
-those behind the files in traces/. Only the log was recorded.
+those after the files in traces/. Only the log was recorded.
 """
 
 from __future__ import annotations

@@ -48,9 +48,11 @@ def run_here(start: float) -> dict[str, float]:
 def run_apart(cache: str) -> dict[str, float]:
     """The same in a process of its own, from its start, with a folder for compiled programs."""
     command = [sys.executable, __file__, "--here", str(time.time())]
+    set_by_users = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+    own = {name: value for name, value in os.environ.items() if name not in set_by_users}
     done = subprocess.run(
         command,
-        env=os.environ | {"XDG_CACHE_HOME": cache},
+        env=own | {"XDG_CACHE_HOME": cache},
         capture_output=True,
         text=True,
         check=True,

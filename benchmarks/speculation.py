@@ -92,7 +92,7 @@ def bundled() -> Subject:
 
 
 class Recorded:
-    """Drafts what stands behind the row's tokens in its history."""
+    """Drafts what stands after the row's tokens in its history."""
 
     fields = ()
 

@@ -5,7 +5,7 @@
 Every study is trained for the same steps on the same rows, and judged on the same held-out rows of Python's standard
 library: nats a byte and perplexity against the model without a cut, KL divergence from it, how often the most likely
 byte is the same, the share of the loss that training took back, and what keys and values in FP8 lose. The results so
-far are in OUT; the same command goes on behind them, and in the end prints a table of all. A study takes minutes on two
+far are in OUT; the same command goes on after them, and in the end prints a table of all. A study takes minutes on two
 cores.
 
 - The bundled model, 8 layers: cuts 6, 4 and 3; the loss KL or LM; what is trained is what later layers write and read

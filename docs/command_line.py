@@ -8,7 +8,6 @@ from io import StringIO
 from pathlib import Path
 
 from hybrid_jax.cli import main as cli
-from hybrid_jax.cli.help import Commands
 
 PAGE = Path(__file__).parent / "reference" / "command_line.md"
 HEAD = """# Command line
@@ -36,7 +35,7 @@ def help_of(*arguments: str) -> str:
 def page() -> str:
     """The page."""
     parts = [HEAD]
-    for heading, names in Commands.headings.items():
+    for heading, names in cli.NAMES.items():
         parts.append(f"\n## {heading}\n")
         parts += [f"\n### {name}\n\n```text\n{help_of(name)}\n```\n" for name in names]
     return "".join(parts)

@@ -198,7 +198,7 @@ def token_costs(
 
 
 def written_flops(model: ModelConfig, *, whole: bool = False) -> int:
-    """FLOPs of a token for all that layers behind a cut write; if it goes through them too (`whole`), of the projection
+    """FLOPs of a token for all that layers after a cut write; if it goes through them too (`whole`), of the projection
     of the cut's output alone, because their blocks count the rest."""
     if whole:
         columns = [part.stop for part in written_columns(model).values()]
@@ -284,7 +284,7 @@ def _costs_of_pass(
 
 
 def _times_read(model: ModelConfig, size: Callable[[Any], int]) -> float:
-    """How many times what is cached is read in a step: a layer behind a cut reads what it shares by itself.
+    """How many times what is cached is read in a step: a layer after a cut reads what it shares by itself.
 
     Args:
         size: of what a mixer caches; 0 for a mixer of another kind.

@@ -51,7 +51,7 @@ class KVPlace:
     Attributes:
         frame: index of the frame in the page. offset: words of that frame in front of the keys and values.
         token_words: words of one token's K and V.
-        scale_words: words of their scales, for FP8. Those of a page lie behind the K and V of all its tokens.
+        scale_words: words of their scales, for FP8. Those of a page lie after the K and V of all its tokens.
     """
 
     frame: int
@@ -413,7 +413,7 @@ def ring_specs(
         geometry: the model's geometry.
         num_rows: batch rows, the sink row included.
         window: the most new tokens of a decoding row in a window (1 for plain decode).
-        aligned: windows are as long as the grain and aligned to it, so the ring needs no room behind its last record.
+        aligned: windows are as long as the grain and aligned to it, so the ring needs no room after its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
     room = geometry.grain + (0 if aligned else window - 1)

@@ -36,7 +36,7 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def lags(parts: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """Sums of both parts of `coarse_and_fine`, and of the exponents behind each slot [S, 1]; for kernels."""
+    """Sums of both parts of `coarse_and_fine`, and of the exponents after each slot [S, 1]; for kernels."""
     totals = [jnp.sum(part) for part in parts]
     behind = sum(
         total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)

@@ -106,10 +106,10 @@ class ProjectionLayout(RecordSizes):
     Attributes:
         conv_width: W, taps of the convolution.
         dt_limits: (low, high) bounds of a step size after softplus.
-        delta: a gated delta net's, with v in place of x, k of B, and q of C; behind dt come M more columns, of which
+        delta: a gated delta net's, with v in place of x, k of B, and q of C; after dt come M more columns, of which
             sigmoid makes the rates of writing.
         within: (first column, columns in all) of what is convolved in a projection that has no z in front, and may have
-            columns of others: behind a model's cut. None for z in front and nothing else.
+            columns of others: after a model's cut. None for z in front and nothing else.
     """
 
     conv_width: int = 4
@@ -170,7 +170,7 @@ def read_states(
 def write_states(
     arena: jax.Array, frames: jax.Array, state: jax.Array, records: RecordSizes
 ) -> jax.Array:
-    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
+    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words after a frame's heads stay."""
     state = state.reshape(*state.shape[:2], -1)
     words = pack_states(state, frames.shape[1], records.per_frame(arena))
     return arena.at[frames, : words.shape[-1]].set(words)

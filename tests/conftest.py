@@ -19,7 +19,8 @@ from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
 from tests.drawing import (
     EVERYTHING,
-    SHARED,
+    FEW_CASES,
+    GROUPED_BY,
     TAKE_TURNS,
     TURNS,
     covering,
@@ -52,11 +53,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 TURN = turn_asked_for(ROOT)
-# Tests of which a run takes few cases.
-FEW_CASES = (
-    *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
-    "surface/test_cli.py",
-)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -100,7 +96,9 @@ def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
 def group(item: pytest.Item) -> str:
     """What a test shares its programs with: the tests of the same model. A test without one is a group of its own."""
     given = getattr(item, "callspec", None)
-    found = [] if given is None else [given.params[name] for name in SHARED if name in given.params]
+    found = (
+        [] if given is None else [given.params[name] for name in GROUPED_BY if name in given.params]
+    )
     return str(found[0]) if found else item.name
 
 

@@ -2,14 +2,15 @@
 
 - Some of the longest tests are for `make test-all` alone (`LONG`, `left_to_all`).
 - Of tests with many parameters a run takes few cases, in which each value occurs (`covering`).
-- The tests of some places take turns (`TAKE_TURNS`): `make test` runs one part in `TURNS` of them, chosen by the hash
-  of the commit. So all of them run every few commits. `make test TURN=0` (1, 2, ...) chooses a part. `TURN=all` takes
+- The tests of some places take turns (`TAKE_TURNS`): `make test` runs one part in `TURNS` of them, by the number of
+  commits. So all of them run every `TURNS` commits. `make test TURN=0` (1, 2, ...) chooses a part. `TURN=all` takes
   all of them, and so does pytest by itself.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import zlib
 from collections.abc import Hashable, Sequence
@@ -20,7 +21,8 @@ import pytest
 
 EVERYTHING = os.environ.get("HYBRID_JAX_TESTS") == "all"
 left_to_all = pytest.mark.left_to_all
-# The longest tests of what other tests look at too: by file and test, and how the case in brackets begins.
+# The longest tests of what other tests look at too: by file and test, and how the case in brackets begins. A new
+# one gets the mark `left_to_all` where it is written.
 LONG = {
     "aot/test_cut.py": (
         "test_fp8_pages_add_no_launch_and_no_copy",
@@ -195,6 +197,11 @@ LONG = {
 }
 
 
+# Tests of which a run takes few cases.
+FEW_CASES = (
+    *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
+    "surface/test_cli.py",
+)
 TURNS = 4
 TAKE_TURNS = (
     *("aot", "exactness", "interpreted", "kernels", "parity", "train", "test_notebook.py"),
@@ -215,7 +222,7 @@ TAKE_TURNS = (
     ),
 )
 # Parameters and fixtures whose tests share programs, so they run in the same turn.
-SHARED = ("bench", "adjusted_bench", "golden", "family", "model", "name", "layout", "records")
+GROUPED_BY = ("bench", "adjusted_bench", "golden", "family", "model", "name", "layout", "records")
 
 
 def turn_asked_for(root: Path) -> int | None:
@@ -228,12 +235,17 @@ def turn_asked_for(root: Path) -> int | None:
         return None
     if given != "commit":
         return int(given) % TURNS
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        if git("rev-parse", "--is-shallow-repository") == "true":  # it cannot count
+            return int(git("rev-parse", "HEAD"), 16) % TURNS
+        return int(git("rev-list", "--count", "HEAD")) % TURNS
     except (OSError, subprocess.CalledProcessError):
         return 0
-    return int(found.stdout, 16) % TURNS
 
 
 def in_turn(tests: Sequence[tuple[str, str]], turn: int) -> list[int]:
@@ -257,8 +269,14 @@ def in_turn(tests: Sequence[tuple[str, str]], turn: int) -> list[int]:
 
 
 def is_long(file: str, test: str) -> bool:
-    """Whether a test is in `LONG`: its file below tests/, and its name with its case."""
-    return test.startswith(LONG.get(file, ()))
+    """Whether a test is in `LONG`: its file below tests/, and its name with its case.
+
+    A name that ends with a digit means that number: "case[kinds2" is not "case[kinds20".
+    """
+    return any(
+        test.startswith(name) and not re.match(r"\d\d", name[-1:] + test[len(name) :][:1])
+        for name in LONG.get(file, ())
+    )
 
 
 def covering(cases: Sequence[Sequence[Hashable]]) -> list[int]:

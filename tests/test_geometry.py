@@ -333,7 +333,7 @@ def test_no_two_layers_share_words_of_a_page(name):
 @pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_kv_bytes_with_a_cut_groups_and_fp8(group, kv_cache_dtype):
-    """SwiftKV (arXiv 2410.03960, section 3.2) on 32 dense layers, half of them behind the cut; scales are counted."""
+    """SwiftKV (arXiv 2410.03960, section 3.2) on 32 dense layers, half of them after the cut; scales are counted."""
     model = with_cut(stack(32, attention(8, 128), 0, mamba(1, 1, 1)), 16, kv_group=group)
     engine = replace(BF16, kv_cache_dtype=kv_cache_dtype)
     geometry = make_geometry(model, engine)

@@ -49,6 +49,7 @@ FILES = (
     Room("costs", ("config", "geometry", "kinds")),
     Room("machine", (), ("platformdirs",)),
     Room("byte_sizes"),
+    Room("html"),
     Room("state", ("config", "geometry"), ("jax", "flax")),
     Room("__main__", ("cli",)),
     Room("", ()),  # the package itself: lazy

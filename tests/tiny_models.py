@@ -185,7 +185,7 @@ def _unknown_kind() -> ModelConfig:
 
 
 def _cut() -> ModelConfig:
-    """A cut, and behind it layers of which each two share keys and values, or a state."""
+    """A cut, and after it layers of which each two share keys and values, or a state."""
     near = replace(_ATTENTION, qk_norm=True, qkv_bias=True)
     mixers = [(_MAMBA,), (_ATTENTION,), (_MAMBA,), (near,), (_MAMBA,), (near,)]
     layers = [_layer(*mixer, mlp=_MLP if place % 2 else None) for place, mixer in enumerate(mixers)]
@@ -193,7 +193,7 @@ def _cut() -> ModelConfig:
 
 
 def _cut_delta() -> ModelConfig:
-    """Gated delta nets and gated attention behind a cut, in layers of their own and side by side."""
+    """Gated delta nets and gated attention after a cut, in layers of their own and side by side."""
     layers = list(_qwen3_next().layers)
     delta, attention = (layers[place].mixers[0] for place in (0, 1))
     behind = [_layer(delta), _layer(mlp=_MLP), _layer(_MAMBA, attention, mlp=_MLP)]
@@ -201,7 +201,7 @@ def _cut_delta() -> ModelConfig:
 
 
 def _own_readout() -> ModelConfig:
-    """Both kinds of recurrent layers that may stand behind a cut, which also make a readout of their own input."""
+    """Both kinds of recurrent layers that may stand after a cut, which also make a readout of their own input."""
     layers = list(_qwen3_next().layers)
     delta, biased = layers[0].mixers[0], replace(_MAMBA, proj_bias=True)
     behind = [_layer(delta, mlp=_MLP), _layer(biased), _layer(_ATTENTION)]
@@ -227,7 +227,7 @@ MODELS = {
     "with_cut_delta": _cut_delta,
     "with_own_readout": _own_readout,
 }
-# Another model in the middle would change the weights of those behind it.
+# Another model in the middle would change the weights of those after it.
 LAST = ("with_cut", "with_cut_delta", "with_own_readout")
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 

@@ -145,7 +145,7 @@ def ring_tables(study: Study) -> list[Table]:
             points,
             name="rings",
             title="Rings within the budget",
-            note="Tokens per tick over the byte-fluid ideal's, which has no rings, by tokens of a ring (behind the @): "
+            note="Tokens per tick over the byte-fluid ideal's, which has no rings, by tokens of a ring (after the @): "
             "geometric means over workloads and seeds. `frames`: rings beside the pool, in the footprint alone. "
             "`frames:N`: the best N. `frames_rings`, `frames_records`, `frames_raw`: rings in frames of the pool, "
             "whole, as records come, and as raw records without columns. Infeasible and preempted: more than under "

@@ -3,7 +3,7 @@
     python -m benchmarks.kernels.gated_delta [--smoke] [--cases T1] [--sweep] [--out FILE]
 
 Sides of a scan: "pallas", and XLA's compilation of the tiled form. Windows of 64 rows are computed with 0 to 31 records
-behind their checkpoints; k and q of length 1 and their products are given, as the convolution's kernel leaves them.
+after their checkpoints; k and q of length 1 and their products are given, as the convolution's kernel leaves them.
 Peers: flash-linear-attention's chunks and, for one new token, its recurrent step, which keeps a running state and so
 writes as much as it reads. Decays and rates of writing are made outside the clock.
 """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.ssd_window [--smoke] [--cases T1] [--sweep] [--out FILE]
 
-64 rows with 0 to 31 records behind their checkpoints. Nearly all bytes are the states: the share of the floor is the
+64 rows with 0 to 31 records after their checkpoints. Nearly all bytes are the states: the share of the floor is the
 share of the copy's bandwidth. Scores C . B are given, as the convolution's kernel leaves them; in the cases "scored" a
 kernel makes them first, as for layers that read the records of another. "xla" is what one would write for a GPU without
 kernels: it takes all states out of the arena at once.

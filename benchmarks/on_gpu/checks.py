@@ -6,7 +6,7 @@ called. With `--engine` tests of engines on these kernels: tokens beside those o
 
 Of each test with many cases it takes some, the first and the last among them, unless `--all` is given. One case of each
 test runs before the others. Most of the time goes into compiling, so several processes share the tests. One that an
-error leaves without the device starts again behind the test that did it. The file is written when the last process has
+error leaves without the device starts again after the test that did it. The file is written when the last process has
 ended, or after `--minutes`.
 """
 

@@ -45,7 +45,7 @@ def fig_3b(runs: Runs, setup: Setup) -> Figure:
     series = [key for key in last if key.endswith("GB")]
     return Figure(
         name="3b",
-        title="Memory of one sequence with a state behind every block",
+        title="Memory of one sequence with a state after every block",
         paper=f"10,000 tokens in blocks of 16 take {BLOCKS_OF_16_GB} GB in a 7B hybrid, {OVER_TRANSFORMER} times a "
         "Transformer of its size.",
         ours=f"{last['blocks of 16, GB']:.1f} GB, {times:.1f} times the Transformer; one state alone makes it "
@@ -55,7 +55,7 @@ def fig_3b(runs: Runs, setup: Setup) -> Figure:
         panels=[
             Panel(
                 kind="lines",
-                title="7B hybrid, a state behind every block",
+                title="7B hybrid, a state after every block",
                 x_label="tokens",
                 y_label="GB",
                 x=list(LENGTHS),

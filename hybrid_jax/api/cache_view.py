@@ -11,11 +11,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.html import MARK, PALE, bar
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why, describe_tree, ids_of
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.html import MARK, PALE, bar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -332,8 +332,8 @@ class CacheView:
 
 def _html_line(line: NodeLine) -> str:
     """A node of the tree as HTML: what resumes is marked, what is only known is pale."""
-    (start, end), resumes = line.span, "checkpoint" in line.marks
-    style = MARK if resumes else PALE if line.marks == ["known"] else ""
+    start, end = line.span
+    style = MARK if line.resumes else "" if line.cached else PALE
     return (
         f"<div style='margin-left:{2 * line.depth}em'><span style='{PALE}'>{start}-{end}</span> "
         f"<span style='{style}'>{escape(line.text)}</span> <small>{escape(', '.join(line.marks))}</small></div>"

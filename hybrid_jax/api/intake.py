@@ -217,7 +217,7 @@ class Intake:
         ends = message_ends(
             self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
         )
-        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
+        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends) or ())
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:

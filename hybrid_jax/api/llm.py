@@ -441,7 +441,7 @@ class LLM:
         *,
         progress: ProgressOption = None,
     ) -> list[Score]:
-        """How likely continuations are, each behind its prompt. Nothing is generated.
+        """How likely continuations are, each after its prompt. Nothing is generated.
 
         Prompts that begin alike are computed once, through the prefix cache.
 
@@ -477,7 +477,7 @@ class LLM:
         normalize: bool = True,
         progress: ProgressOption = None,
     ) -> np.ndarray:
-        """Vectors for prompts, made of hidden states behind the model's last norm: float32[prompts, width].
+        """Vectors for prompts, made of hidden states after the model's last norm: float32[prompts, width].
 
         Args:
             prompts: as in `generate`.

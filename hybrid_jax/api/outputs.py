@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from hybrid_jax.api.html import MARK, PALE, text_block
+from hybrid_jax.html import MARK, PALE, text_block
 
 SHOWN_CHARACTERS = 60
 SHOWN_PROMPT = 400  # characters of a prompt in a notebook, its end
@@ -51,7 +51,7 @@ class RequestMetrics:
         num_verifications: passes over the weights that judged drafts, of all completions together; each brought one
             token and the drafts that were accepted. 0 without speculation.
         num_draft_tokens, num_accepted_tokens: draft tokens that were judged, and those that became output.
-        accepted_by_position: how many drafts were accepted in the first, second, ... place behind the row's own token;
+        accepted_by_position: how many drafts were accepted in the first, second, ... place after the row's own token;
             in a tree these are depths.
         peak_memory_bytes: the most memory in use at one time between the start of the process and `finished_time`,
             including weights, compiling and other requests. On a CPU that is the process's resident memory. On an

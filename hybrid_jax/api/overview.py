@@ -60,7 +60,7 @@ def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> 
 
 
 def _cut(model: ModelConfig) -> str:
-    """How many layers prompts go through, if not all, and what layers behind the cut share."""
+    """How many layers prompts go through, if not all, and what layers after the cut share."""
     if model.cut is None:
         return ""
     said = f"; prompts go through {model.cut}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -10,19 +10,27 @@ import numpy as np
 
 from hybrid_jax.api.completions import Job
 from hybrid_jax.schedule.request import Pooling
-from hybrid_jax.text.prompts import Prompt, Prompts, leading_tokens, listed_prompts, read_prompts
+from hybrid_jax.text.prompts import (
+    Prompt,
+    Prompts,
+    check_unicode,
+    leading_tokens,
+    listed_prompts,
+    read_prompts,
+)
 from hybrid_jax.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How likely a continuation is behind its prompt. Made by `LLM.score`.
+    """How likely a continuation is after its prompt. Made by `LLM.score`.
 
     Attributes:
         token_ids: the tokens of the continuation.
         token_logprobs: the natural logarithm of the probability of each, from the model's own logits, without a
             temperature.
-        ranks: how many tokens were at least as likely as each; 1 for the likeliest.
+        ranks: the place of each among all tokens, by likelihood; 1 for the likeliest. Of equally likely ones the
+            lower id comes first.
 
     Example:
         >>> score = Score(token_ids=(7, 8), token_logprobs=(-1.5, -0.5), ranks=(3, 1))
@@ -71,14 +79,19 @@ def read_pairs(
             f"score: {len(firsts)} prompts and {len(seconds)} continuations do not pair; give as many of both, "
             "or one of either"
         )
+    firsts = [_or_beginning(first, tokenizer) for first in firsts]
     read = read_prompts(firsts, tokenizer, vocab_size=vocab_size)
+    # What `render_chat` made is whole: its text has all special tokens that belong there.
+    whole = [isinstance(first, Prompt) for first in firsts]
     if len(read) == 1:
-        read = read * len(seconds)
+        read, whole = read * len(seconds), whole * len(seconds)
     elif len(seconds) == 1:
         seconds = seconds * len(read)
     return [
-        _pair(f"continuation {index}", prompt, second, tokenizer, vocab_size)
-        for index, (prompt, second) in enumerate(zip(read, seconds, strict=True))
+        _pair(
+            f"continuation {index}", prompt, second, tokenizer, vocab_size, add_special=not is_whole
+        )
+        for index, (prompt, second, is_whole) in enumerate(zip(read, seconds, whole, strict=True))
     ]
 
 
@@ -92,30 +105,63 @@ def _listed(what: str, given: Any) -> list[Any]:
     return listed
 
 
+def _or_beginning(first: Any, tokenizer: Tokenizer | None) -> Any:
+    """A prompt; in place of an empty text, the token that texts begin with, if the tokenizer has one."""
+    bos = tokenizer.bos_token_id if first == "" and tokenizer is not None else None
+    return first if bos is None else [bos]
+
+
 def _pair(
-    where: str, prompt: Prompt, second: Any, tokenizer: Tokenizer | None, vocab_size: int
+    where: str,
+    prompt: Prompt,
+    second: Any,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    *,
+    add_special: bool,
 ) -> Pair:
-    """A prompt and what goes on behind it."""
+    """A prompt and what goes on after it.
+
+    Text after text is tokenized together with it. `add_special` says whether special tokens may be put in front.
+    """
+    if isinstance(second, Mapping) and second.keys() == {"prompt"}:
+        second = second["prompt"]
     if isinstance(second, str) and not second:
         raise ValueError(f"score: {where} is empty; there is nothing to score")
-    before = len(prompt.token_ids)
-    if isinstance(second, str) and tokenizer is not None:
-        if prompt.text is not None:
-            [whole] = read_prompts(prompt.text + second, tokenizer, vocab_size=vocab_size)
-            within = leading_tokens(
-                tokenizer, prompt.text + second, whole.token_ids, [len(prompt.text)]
-            )
-            if not within:
-                raise ValueError(
-                    f"score: {where} shares its first token with all of its prompt {prompt.text!r}, so no token comes "
-                    "before it; give a longer prompt, or token ids"
-                )
-            return Pair(_declared(whole.token_ids, within[0]), within[0])
-        ids: Sequence[int] = tokenizer.encode(second, add_special_tokens=False)
-    else:
+    if not isinstance(second, str) or tokenizer is None:
         [read] = read_prompts([second], tokenizer, vocab_size=vocab_size)
-        ids = read.token_ids
-    return Pair(_declared((*prompt.token_ids, *ids), before), before)
+        before, ids = len(prompt.token_ids), (*prompt.token_ids, *read.token_ids)
+    elif prompt.text is None:
+        plain = tokenizer.encode(second, add_special_tokens=False)
+        before, ids = len(prompt.token_ids), (*prompt.token_ids, *plain)
+    else:
+        text = prompt.text + second
+        check_unicode(f"score: {where}", text)
+        ids = _open_ended(tokenizer, text, add_special=add_special)
+        within = leading_tokens(tokenizer, text, ids, [len(prompt.text)])
+        if within is None:
+            raise ValueError(
+                f"score: {where}: where it begins is not known, because the tokenizer does not give back the text that "
+                "it was given; give token ids"
+            )
+        if not within:
+            raise ValueError(
+                f"score: {where} shares its first token with all of its prompt {prompt.text!r}, so no token comes "
+                "before it; give a longer prompt, or token ids"
+            )
+        [before] = within
+    if before >= len(ids):
+        raise ValueError(f"score: {where} adds no token to its prompt; there is nothing to score")
+    return Pair(_declared(ids, before), before)
+
+
+def _open_ended(tokenizer: Tokenizer, text: str, *, add_special: bool) -> tuple[int, ...]:
+    """The tokens of a text, with the special tokens that come before it and without those that end it."""
+    plain = tuple(tokenizer.encode(text, add_special_tokens=False))
+    whole = tuple(tokenizer.encode(text)) if add_special else plain
+    starts = range(len(whole) - len(plain) + 1)
+    first = next((n for n in starts if whole[n : n + len(plain)] == plain), None)
+    return whole if first is None else whole[: first + len(plain)]
 
 
 def _declared(token_ids: Sequence[int], first: int) -> Prompt:
@@ -124,7 +170,7 @@ def _declared(token_ids: Sequence[int], first: int) -> Prompt:
 
 
 def score_of(job: Job, first: int) -> Score:
-    """The score of a finished prompt, whose continuation begins behind `first` tokens."""
+    """The score of a finished prompt, whose continuation begins after `first` tokens."""
     found = job.completions[0].request.prompt_logprobs[first:]
     return Score(
         token_ids=tuple(entry.token_id for entry in found),

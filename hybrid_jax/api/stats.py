@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hybrid_jax.api.html import table
 from hybrid_jax.byte_sizes import format_size
+from hybrid_jax.html import table
 
-# The meaning of each number, by heading and name. Numbers count since the start, except those that say "now".
+# The meaning of each number, by heading and name. Counters count since the start; sizes, and what says "now", are those
+# of this moment.
 MEANINGS: dict[str, dict[str, str]] = {
     "Requests and tokens": {
-        "requests": "requests so far",
+        "requests": "prompts so far, those of `score` and `embed` too",
         "prompt_tokens": "prompt tokens of finished requests",
         "cached_tokens": "how many of these came from the prefix cache",
-        "generated_tokens": "new tokens of finished requests",
+        "generated_tokens": "new tokens of finished requests; one for each prompt of `score` and `embed`",
         "running": "sequences with a row, now",
         "waiting": "sequences that wait for a row, now",
     },
@@ -92,7 +93,7 @@ class Stats(dict[str, Any]):
     Example:
         >>> print(Stats(requests=2, cache_hits=1))
         Requests and tokens
-          requests              2  requests so far
+          requests              2  prompts so far, those of `score` and `embed` too
         Prefix cache: what it did
           cache_hits            1  look-ups that resumed after a prefix
     """
@@ -135,6 +136,6 @@ def shown(name: str, value: Any) -> str:
         return "unknown"
     if name.endswith("_bytes"):
         return format_size(value)
-    if name in ("cache_token_hit_rate", "drafting_share"):
+    if name.endswith(("_rate", "_share")):
         return f"{100 * value:.1f} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import statistics
 import time
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 TIMES = 3  # each number is the median of so many runs
 SHARED = 0.9  # of the prompts that hit
-SHORT = 16  # tokens of the prompts behind which decoding is timed
+MOST_COMPLETIONS = 1024  # of one prompt
+SHORT = 16  # tokens of the prompts after which decoding is timed
 
 
 @spreads(engine=ModelOptions)
@@ -77,7 +80,7 @@ def _about(llm: LLM, options: ModelOptions) -> dict[str, Any]:
     return {
         "model": options.name,
         "device": llm.device,
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} processors",
         "versions": {
             "hybrid_jax": __version__,
             "jax": installed_version("jax"),
@@ -87,7 +90,11 @@ def _about(llm: LLM, options: ModelOptions) -> dict[str, Any]:
             "dtype": config.dtype,
             "kv_cache_dtype": config.kv_dtype,
             "max_rows": config.max_rows,
+            "max_model_len": llm.max_model_len,
+            "steps_per_dispatch": config.steps_per_dispatch,
+            "shapes": config.shapes,
             "cache": config.cache.policy,
+            "speculation": config.speculation.method if config.speculation else "off",
             "exact": config.exact,
         },
     }
@@ -103,60 +110,72 @@ def _measure(llm: LLM, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         return rng.choices(range(llm.model_config.vocab_size), k=count)
 
     one = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-    many = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+    many = replace(one, max_tokens=new_tokens, ignore_eos=True)
 
-    def first_token(prompt: list[int]) -> tuple[float, int]:
-        [output] = llm.generate({"prompt_token_ids": prompt}, one)
+    def first_token(prompt: list[int], params: SamplingParams = many) -> tuple[float, int]:
+        [output] = llm.generate({"prompt_token_ids": prompt}, params)
         assert output.metrics.ttft_s is not None
         return output.metrics.ttft_s, output.num_cached_tokens
 
+    def decode_rate(rows: int) -> float:
+        # Completions of one prompt all start in the same plan, so every row is there from the first token to the last.
+        prompt = {"prompt_token_ids": draw(SHORT)}
+        [output] = llm.generate(prompt, replace(many, n=rows))
+        metrics = output.metrics
+        assert metrics.first_token_time is not None
+        drawn = metrics.num_generation_tokens - metrics.num_first_tokens
+        return drawn / (metrics.finished_time - metrics.first_token_time)
+
+    if (
+        llm.engine_config.shapes == "coarse"
+    ):  # or larger programs serve until the right ones are compiled
+        llm.warmup()
+    for params in (one, many):
+        first_token(draw(prompt_tokens), params)  # compiles
+    prefill = [first_token(draw(prompt_tokens), one)[0] for _ in range(TIMES)]
+    cold = [first_token(draw(prompt_tokens))[0] for _ in range(TIMES)]
     shared = draw(int(SHARED * prompt_tokens))
-    behind = lambda: shared + draw(prompt_tokens - len(shared))
-    first_token(draw(prompt_tokens))  # compiles
-    cold = [first_token(draw(prompt_tokens)) for _ in range(TIMES)]
-    for _ in range(2):  # the second one leaves a checkpoint where the two part
-        first_token(behind())
-    first_token(behind())  # compiles
-    warm = [first_token(behind()) for _ in range(TIMES)]
-    ttft, hit = (statistics.median(seconds for seconds, _ in times) for times in (cold, warm))
-
-    def decode(rows: int) -> dict[str, Any]:
-        rates = []
-        for number in range(TIMES + 1):
-            prompts = [{"prompt_token_ids": draw(SHORT)} for _ in range(rows)]
-            outputs = llm.generate(prompts, many)
-            begun = max(output.metrics.first_token_time or 0.0 for output in outputs)
-            ended = max(output.metrics.finished_time for output in outputs)
-            drawn = sum(len(o.outputs[0].token_ids) - o.metrics.num_first_tokens for o in outputs)
-            if number:  # the first compiles
-                rates.append(drawn / (ended - begun))
-        rate = statistics.median(rates)
-        return {
-            "rows": rows,
-            "tokens_per_s": round(rate, 1),
-            "ms_per_token": round(1000 * rows / rate, 3),
-        }
-
-    most = llm.engine_config.max_rows
-    decoded = [decode(rows) for rows in sorted({1, most})]
+    for _ in range(
+        3
+    ):  # the second one leaves a checkpoint where the two part, the third compiles what resumes there
+        first_token(shared + draw(prompt_tokens - len(shared)))
+    warm = [first_token(shared + draw(prompt_tokens - len(shared))) for _ in range(TIMES)]
+    decode = []
+    for rows in sorted({1, min(llm.engine_config.max_rows, MOST_COMPLETIONS)}):
+        decode_rate(rows)  # compiles
+        rates = [decode_rate(rows) for _ in range(TIMES)]
+        decode.append(
+            {"rows": rows, **_spread("tokens_per_s", rates, 1)}
+            | {"ms_per_token": round(1000 * rows / statistics.median(rates), 3)}
+        )
     stats = llm.stats()
     return {
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
-        "ttft_ms": round(1000 * ttft, 2),
-        "prefill_tokens_per_s": round(prompt_tokens / ttft, 1),
-        "cached_tokens": warm[-1][1],
-        "cached_ttft_ms": round(1000 * hit, 2),
-        "decode": decoded,
-        "engine_bytes": stats["memory_bytes"],
-        "peak_bytes": stats["peak_memory_bytes"],
+        **_spread("ttft_ms", [1000 * seconds for seconds in cold], 2),
+        **_spread("prefill_tokens_per_s", [prompt_tokens / seconds for seconds in prefill], 1),
+        "cached_tokens": min(tokens for _, tokens in warm),
+        **_spread("cached_ttft_ms", [1000 * seconds for seconds, _ in warm], 2),
+        "decode": decode,
+        "memory_bytes": stats["memory_bytes"],
+        "peak_memory_bytes": stats["peak_memory_bytes"],
     }
+
+
+def _spread(name: str, values: list[float], digits: int) -> dict[str, float]:
+    """The median of some runs, and the least and the most."""
+    found = {
+        name: statistics.median(values),
+        f"{name}_min": min(values),
+        f"{name}_max": max(values),
+    }
+    return {key: round(value, digits) for key, value in found.items()}
 
 
 def _lines(found: dict[str, Any]) -> dict[str, str]:
     """The numbers in words."""
     settings, versions = found["settings"], found["versions"]
-    peak = found["peak_bytes"]
+    peak = found["peak_memory_bytes"]
     return {
         "model": f"{found['model']}, {settings['dtype']}, cache {settings['cache']}",
         "device": f"{found['device']}; jax {versions['jax']}, Python {versions['python']}",
@@ -164,7 +183,7 @@ def _lines(found: dict[str, Any]) -> dict[str, str]:
         "first token": f"{found['ttft_ms']:.1f} ms for {found['prompt_tokens']} tokens of prompt, "
         f"{found['prefill_tokens_per_s']:,.0f} tokens/s",
         "with a hit": f"{found['cached_ttft_ms']:.1f} ms, {found['cached_tokens']} tokens from the prefix cache",
-        "memory": f"{format_size(found['engine_bytes'])} for the engine, beside the weights"
+        "memory": f"{format_size(found['memory_bytes'])} for the engine, beside the weights"
         + ("" if peak is None else f"; {format_size(peak)} at most by the process"),
     }
 

@@ -42,9 +42,7 @@ HELP = {
 def chat(
     engine: ModelOptions,
     sampling: SamplingOptions,
-    system: Annotated[
-        str | None, typer.Option(help="What the system says before the conversation.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     chat_template: TemplateOption = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -66,8 +64,9 @@ def chat(
         tell(
             f"talking with {engine.name}; /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves"
         )
-    while (text := read_message()) is not None:
-        if text.startswith("/"):
+    while (read := read_message()) is not None:
+        text, fenced = read
+        if text.startswith("/") and not fenced:
             if not talk.command(text):
                 break
         elif text.strip():
@@ -79,21 +78,23 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def read_message() -> str | None:
-    """The next message or command; None at the end of the input."""
+def read_message() -> tuple[str, bool] | None:
+    """The next message or command, and whether it stood between fences; None at the end of the input."""
     terminal = sys.stdin is not None and sys.stdin.isatty()
     while True:
         try:
             line = _line(PROMPT, terminal)
-            if line is None or not line.startswith(FENCE):
-                return line
+            if line is None:
+                return None
+            if not line.startswith(FENCE):
+                return line, False
             lines = [line.removeprefix(FENCE)]
             while not lines[-1].endswith(FENCE):
                 more = _line(MORE, terminal)
                 if more is None:
-                    return "\n".join(lines)
+                    return "\n".join(lines), True
                 lines.append(more)
-            return "\n".join(lines).removesuffix(FENCE)
+            return "\n".join(lines).removesuffix(FENCE), True
         except KeyboardInterrupt:
             if not terminal:
                 raise
@@ -148,8 +149,12 @@ class Talk:
         except ValueError as error:
             tell(self._refusal(error))
             return
+        except RuntimeError as error:  # the engine failed; what was said so far can still be saved
+            write()
+            tell(f"no answer: {error}")
+            return
         except KeyboardInterrupt:
-            stopped = True
+            stopped, self._last = True, None
         write(flush=True)
         if stopped:
             tell("stopped")
@@ -172,7 +177,7 @@ class Talk:
         name, _, argument = text.strip().partition(" ")
         argument = argument.strip()
         match name:
-            case "/quit" | "/exit":
+            case "/quit":
                 return False
             case "/reset":
                 self.messages, self._last = list(self._opening), None
@@ -205,7 +210,7 @@ class Talk:
     def _load(self, path: Path) -> None:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            messages = found["messages"]
+            messages = list(found["messages"])
             if messages:
                 self._llm.render_chat(messages, chat_template=self._template)
         except OSError as error:
@@ -213,12 +218,12 @@ class Talk:
         except (ValueError, TypeError, KeyError) as error:
             tell(f"{path} holds no conversation that /save wrote: {error}")
         else:
-            self.messages, self._last = list(messages), None
+            self.messages, self._last = messages, None
             tell(f"{len(messages)} messages from {path}")
 
     def _show_stats(self) -> None:
         if self._last is None:
-            tell("no answer is finished yet")
+            tell("there is no finished answer")
             return
         tell(self._last.metrics.in_words())
         tell(str(self._llm.cache.explain(self._last)))

@@ -24,7 +24,7 @@ def distill(
         bool,
         typer.Option(
             "--own-readout",
-            help="Recurrent layers behind the cut read their states with their own input, too.",
+            help="Recurrent layers after the cut read their states with their own input, too.",
         ),
     ] = False,
     source: Annotated[
@@ -56,7 +56,7 @@ def distill(
         ),
     ] = "kl",
     all_later: Annotated[
-        bool, typer.Option("--all-later", help="Train all weights behind the cut.")
+        bool, typer.Option("--all-later", help="Train all weights after the cut.")
     ] = False,
     exit_head: Annotated[
         bool,
@@ -75,8 +75,8 @@ def distill(
 ) -> None:
     """Make a model whose prompts skip the later layers (SwiftKV).
 
-    The model with a cut is trained to answer as the model without. Choose the cut by --table. Install what this needs
-    with: pip install 'hybrid_jax[train]'
+    The model with a cut is trained to imitate the original model. Use --table to choose the cut. Install what
+    this needs with: pip install 'hybrid_jax[train]'
     """
     groups: dict[str, Any] = {"kv_group": kv_group, "state_group": state_group}
     if table:
@@ -160,7 +160,7 @@ def _write_table(found: dict[str, Any]) -> None:
     for row in rows:
         write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
     write(
-        f"\nFor a cut behind that number of the {found['layers']} layers, before any training, on {found['tokens']:,} "
+        f"\nFor a cut after that number of the {found['layers']} layers, before any training, on {found['tokens']:,} "
         f"held-out tokens.\nFLOPs: of a prompt of {found['flops_saved_at']:,} tokens. SimScore: how alike the inputs "
         "of later layers are to the\ncut's output. The others: against the model without a cut."
     )

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import JsonOption, write, write_json, write_rows
-from hybrid_jax.machine import Nvidia, has_gpu_plugin, nvidia_gpu, ram_bytes, user_cache_dir
+from hybrid_jax.machine import (
+    Nvidia,
+    has_gpu_plugin,
+    nvidia_gpu,
+    ram_bytes,
+    user_cache_dir,
+    wants_missing_gpu,
+)
 
 PACKAGES = (
     *("jax", "jaxlib", "jax-cuda12-plugin", "numpy", "flax", "orbax-checkpoint", "safetensors"),
@@ -42,8 +50,9 @@ def doctor(as_json: JsonOption = False) -> None:
     )
     rows["jax sees"] = found["devices_error"] or ", ".join(found["devices"])
     rows |= {name: of or "not installed" for name, of in found["packages"].items()}
-    for folder in found["caches"]:
-        rows[f"cache of {folder['what']}"] = (
+    folder = found["cache"]
+    if folder is not None:
+        rows["cache of compiled programs"] = (
             f"{folder['path']}: {format_size(folder['num_bytes'])} in {folder['num_files']} files"
         )
     rows |= found["environment"]
@@ -60,7 +69,7 @@ def examine() -> dict[str, Any]:
     gpu = nvidia_gpu()
     packages = {name: _version(name) for name in PACKAGES}
     devices, error = _devices()
-    caches = [_folder("compiled programs", path) for path in _cache_folders()]
+    cache = _cache_folder()
     environment = {
         name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)
     }
@@ -73,7 +82,7 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "devices_error": error,
         "packages": packages,
-        "caches": caches,
+        "cache": None if cache is None else _folder(cache),
         "environment": environment,
     }
     found["problems"] = list(problems(found, gpu))
@@ -96,23 +105,28 @@ def problems(found: Mapping[str, Any], gpu: Nvidia | None) -> Iterator[str]:
             yield "there is a GPU, but jax has no plugin for it; pip install 'hybrid_jax[cuda12]'"
         else:
             yield "there is a GPU and a plugin, but jax does not see it; the driver may be too old for CUDA 12"
-    if gpu is None and environment.get("JAX_PLATFORMS", "") in ("cuda", "gpu"):
-        yield f"JAX_PLATFORMS={environment['JAX_PLATFORMS']} asks for a GPU, and there is none; unset it"
-    if sees_gpu and gpu is not None and gpu.capability >= "9.0" and packages["jax-triton"] is None:
+    if gpu is None and (asked := wants_missing_gpu()):
+        yield f"JAX_PLATFORMS={asked} asks for a GPU, and there is none; unset it"
+    if (
+        sees_gpu
+        and gpu is not None
+        and gpu.capability.startswith("9.")
+        and packages["jax-triton"] is None
+    ):
         yield (
             "without jax-triton, sampling and long prompts are slower on this card; with Python 3.12, "
             "pip install 'hybrid_jax[cuda12,triton]'"
         )
     if sees_gpu and "/cuda" in environment.get("LD_LIBRARY_PATH", ""):
         yield "LD_LIBRARY_PATH names a CUDA of its own, which may hide the one that jax brings; unset it"
-    for folder in found["caches"]:
-        if not folder["writable"]:
-            yield (
-                f"{folder['path']} cannot be written, so every process compiles anew; name another folder with "
-                "JAX_COMPILATION_CACHE_DIR"
-            )
-        elif folder["free_bytes"] is not None and folder["free_bytes"] < LITTLE_DISK:
-            yield f"{folder['path']}: only {format_size(folder['free_bytes'])} are free on its disk"
+    folder = found["cache"]
+    if folder is not None and not folder["writable"]:
+        yield (
+            f"{folder['path']} cannot be written, so every process compiles anew; name another folder with "
+            "JAX_COMPILATION_CACHE_DIR"
+        )
+    elif folder is not None and (folder["free_bytes"] or LITTLE_DISK) < LITTLE_DISK:
+        yield f"{folder['path']}: only {format_size(folder['free_bytes'])} are free on its disk"
     if environment.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() in ("0", "false"):
         yield "JAX_ENABLE_COMPILATION_CACHE turns the cache off, so every process compiles anew; unset it"
 
@@ -146,14 +160,21 @@ def _devices() -> tuple[list[str], str | None]:
         return [], " ".join(str(error).split())
 
 
-def _cache_folders() -> list[Path]:
+def _cache_folder() -> Path | None:
+    """The folder of compiled programs, as the engine chooses it; None if it is elsewhere on a network."""
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    return [Path(named)] if named and "://" not in named else [user_cache_dir()]
+    if not named:
+        return user_cache_dir()
+    return None if "://" in named else Path(named)
 
 
-def _folder(what: str, path: Path) -> dict[str, Any]:
+def _folder(path: Path) -> dict[str, Any]:
     """A folder, what is in it, and whether more fits."""
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+    sizes = []
+    for file in path.rglob("*") if path.is_dir() else ():
+        with suppress(OSError):  # another process may delete it meanwhile
+            if file.is_file():
+                sizes.append(file.stat().st_size)
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
         disk = os.statvfs(there)
@@ -161,10 +182,9 @@ def _folder(what: str, path: Path) -> dict[str, Any]:
     except (AttributeError, OSError):
         free = None
     return {
-        "what": what,
         "path": str(path),
-        "num_files": len(files),
-        "num_bytes": sum(file.stat().st_size for file in files),
+        "num_files": len(sizes),
+        "num_bytes": sum(sizes),
         "free_bytes": free,
         "writable": os.access(there, os.W_OK),
     }

@@ -147,16 +147,9 @@ def _report(error: Exception, flags: dict[str, str], arguments: list[str]) -> in
     return 1
 
 
-# Options of older versions, and what to do without them.
-GONE = {"--kv-quota": "one order of value over pages and checkpoints does as well; leave it out"}
-
-
 def _usage_message(error: Any) -> str:
     """typer's own message, with the wrong value, which some versions give only in the cause."""
     text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
-    gone = GONE.get(getattr(error, "option_name", ""))
-    if gone is not None:
-        return f"No such option: {error.option_name}: {gone}"
     details = getattr(error.__cause__, "errors", None)
     for detail in details() if callable(details) else ():
         if repr(detail.get("input")) not in text:

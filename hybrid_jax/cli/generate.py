@@ -47,9 +47,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Take each prompt as the message of a user.")
     ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="With --chat: what the system says first.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     chat_template: TemplateOption = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Show speed and cache hits on stderr.")

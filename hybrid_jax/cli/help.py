@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
@@ -46,22 +46,23 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-class Commands(TyperGroup):
-    """Commands under headings, each with the first sentence of its help, whatever the width.
+def commands_under(headings: Mapping[str, Sequence[str]]) -> type[TyperGroup]:
+    """A group that shows its commands under headings, each with the first sentence of its help, whatever the width.
 
-    Attributes:
+    Args:
         headings: the names of the commands under each.
     """
 
-    headings: ClassVar[Mapping[str, Sequence[str]]] = {}
+    class Commands(TyperGroup):
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            """Writes the commands into the help."""
+            width = max(map(len, self.commands))
+            for heading, names in headings.items():
+                with formatter.section(heading):
+                    rows = [(f"{name:<{width}}", _summary(self.commands[name])) for name in names]
+                    formatter.write_dl(rows)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes the commands into the help."""
-        width = max(map(len, self.commands))
-        for heading, names in self.headings.items():
-            with formatter.section(heading):
-                rows = [(f"{name:<{width}}", _summary(self.commands[name])) for name in names]
-                formatter.write_dl(rows)
+    return Commands
 
 
 def _in_words(record: tuple[str, str]) -> tuple[str, str]:

@@ -65,10 +65,9 @@ def inspect(
         kv_group=kv_group,
         state_group=state_group,
     )
-    flags = flags_of_command(context.command)
     if found["remedy"] is not None:
-        found["remedy"] = shell_words(found["remedy"], flags)
+        found["remedy"] = shell_words(found["remedy"], flags_of_command(context.command))
     if as_json:
         write_json(found)
     else:
-        write(found.text(flags["max_rows"]))
+        write(str(found))

@@ -20,7 +20,7 @@ from hybrid_jax.cli.distill import distill
 from hybrid_jax.cli.doctor import doctor
 from hybrid_jax.cli.exits import JsonOption, run, write, write_json
 from hybrid_jax.cli.generate import generate
-from hybrid_jax.cli.help import Command, Commands
+from hybrid_jax.cli.help import Command, commands_under
 from hybrid_jax.cli.inspect import inspect
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.run_batch import run_batch
@@ -48,12 +48,12 @@ def _name(function: Any) -> str:
     return function.__name__.replace("_", "-")
 
 
-Commands.headings = {
+NAMES = {
     heading: [_name(function) for function in functions] for heading, functions in HEADINGS.items()
 }
 app = typer.Typer(
     name="hybrid-jax",
-    cls=Commands,
+    cls=commands_under(NAMES),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,

@@ -66,7 +66,10 @@ def simulate(
         Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
     ] = None,
     bounds: Annotated[
-        bool, typer.Option(help="Also run the clairvoyant policy and the cache without bounds.")
+        bool,
+        typer.Option(
+            help="Also run the optimal policy, which knows the future, and an unlimited cache."
+        ),
     ] = True,
     as_json: JsonOption = False,
 ) -> None:

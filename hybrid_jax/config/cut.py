@@ -1,7 +1,7 @@
 """Models with a cut (SwiftKV, arXiv 2410.03960): all later layers write from the output of the layer at the cut.
 
 So a prompt's tokens need only the layers before the cut. Later attention layers make K and V of that output, and later
-recurrent layers make their states of it. Layers behind the cut may also share in groups: all read what the first one
+recurrent layers make their states of it. Layers after the cut may also share in groups: all read what the first one
 of the group writes (AcrossKV, and the same for states).
 """
 
@@ -35,16 +35,16 @@ def with_cut(
     state_group: int = 1,
     own_readout: bool = False,
 ) -> ModelConfig:
-    """A model's config with a cut behind its first `cut` layers; the same config if there are no later layers.
+    """A model's config with a cut after its first `cut` layers; the same config if there are no later layers.
 
     Args:
-        kv_group: attention layers behind the cut that share keys and values.
-        state_group: recurrent layers behind the cut that share a state.
-        own_readout: what recurrent layers behind the cut read their states with also has a part that is made of the
+        kv_group: attention layers after the cut that share keys and values.
+        state_group: recurrent layers after the cut that share a state.
+        own_readout: what recurrent layers after the cut read their states with also has a part that is made of the
             layer's own input.
 
     Raises:
-        ValueError: the model has a cut, or no layer there; a layer behind the cut has no such form; groups that do not
+        ValueError: the model has a cut, or no layer there; a layer after the cut has no such form; groups that do not
             divide, or of layers that differ, or of gated delta nets; `own_readout` without recurrent layers there.
 
     Example:
@@ -55,7 +55,7 @@ def with_cut(
         ['own', 'own', 'cut', 'group']
     """
     if config.cut is not None:
-        raise ValueError(f"with_cut: the model has a cut behind layer {config.cut} already")
+        raise ValueError(f"with_cut: the model has a cut after layer {config.cut} already")
     if cut == len(config.layers):
         return config
     layers = behind_cut(config.layers, cut, kv_group, state_group, own_readout)
@@ -73,7 +73,7 @@ def with_inner_cut(config: ModelConfig, cut: int, **form: Any) -> ModelConfig:
     """As `with_cut`, for callers to whom the model itself would be no answer.
 
     Raises:
-        ValueError: as `with_cut`; or the cut is behind the last layer.
+        ValueError: as `with_cut`; or the cut is after the last layer.
     """
     if cut == len(config.layers):
         raise ValueError(f"with_cut: cut must be below the number of layers, {cut}, got {cut}")
@@ -103,14 +103,14 @@ def behind_cut(
             if not isinstance(mixer, WITH_CUT):
                 known = ", ".join(kind.__name__ for kind in WITH_CUT)
                 raise ValueError(
-                    f"with_cut: layer {index} (the first is 0) is {type(mixer).__name__}, which has no form behind a "
+                    f"with_cut: layer {index} (the first is 0) is {type(mixer).__name__}, which has no form after a "
                     f"cut, only {known} have; got cut {cut}"
                 )
     attention = _Groups(later, Attention, kv_group, "kv_group")
     recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
     if own_readout and all(isinstance(mixer, Attention) for mixer in later):
         raise ValueError(
-            f"with_cut: own_readout is for recurrent layers, and there are none behind cut {cut}"
+            f"with_cut: own_readout is for recurrent layers, and there are none after cut {cut}"
         )
 
     def renewed(mixer: Any) -> Mixer:
@@ -167,7 +167,7 @@ def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
 
 
 class _Groups:
-    """The mixers behind a cut that share in groups of `size`, in order."""
+    """The mixers after a cut that share in groups of `size`, in order."""
 
     def __init__(
         self, later: Sequence[Mixer], kinds: type | tuple[type, ...], size: int, name: str
@@ -176,7 +176,7 @@ class _Groups:
         what = "attention" if kinds is Attention else "recurrent"
         if size < 1 or len(own) % size or size > max(len(own), 1):
             raise ValueError(
-                f"with_cut: {name} must divide the number of {what} layers behind the cut, {len(own)}, got {size}"
+                f"with_cut: {name} must divide the number of {what} layers after the cut, {len(own)}, got {size}"
             )
         if size > 1 and any(isinstance(mixer, GatedDelta) for mixer in own):
             raise ValueError(

@@ -125,7 +125,7 @@ class Mamba2:
         norm_eps: its epsilon.
         source: what x, B and dt are made of, and C. A mixer that reads the state of its group makes its C of the cut's
             output too, without a convolution.
-        own_readout: behind a cut, C also has a part that is made of the layer's own input, without a convolution.
+        own_readout: after a cut, C also has a part that is made of the layer's own input, without a convolution.
     """
 
     num_heads: int
@@ -229,7 +229,7 @@ class GatedDelta:
         conv_bias: its bias.
         norm_eps: epsilon of the RMS norm over each head of the output, which comes before the gate.
         source: what v, k, the rates, and q are made of.
-        own_readout: behind a cut, q also has a part that is made of the layer's own input, without a convolution.
+        own_readout: after a cut, q also has a part that is made of the layer's own input, without a convolution.
     """
 
     num_key_heads: int
@@ -372,7 +372,7 @@ FeedForward = MLP | MoE
 
 
 def source_of(mixer: Mixer) -> Source:
-    """What a mixer's keys and values, or its state, are made of; kinds without a form behind a cut do not say."""
+    """What a mixer's keys and values, or its state, are made of; kinds without a form after a cut do not say."""
     return getattr(mixer, "source", "own")
 
 

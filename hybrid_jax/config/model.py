@@ -40,9 +40,9 @@ class ModelConfig:
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
-        kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
+        kv_group, state_group: how many attention layers after the cut share keys and values, and how many recurrent
             layers there share a state.
-        own_readout: what recurrent layers behind the cut read their states with is also made of their own input.
+        own_readout: what recurrent layers after the cut read their states with is also made of their own input.
         exit_head: there is a head on the output of the cut, which drafts; False unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
@@ -150,12 +150,12 @@ class ModelConfig:
 
     @property
     def later(self) -> range:
-        """The layers behind the cut; none without one."""
+        """The layers after the cut; none without one."""
         return range(len(self.layers) if self.cut is None else self.cut, len(self.layers))
 
     @functools.cached_property
     def groups_behind_cut(self) -> tuple[tuple[Place, ...], ...]:
-        """The mixers behind the cut in groups that share keys and values or a state, each group's first one in front.
+        """The mixers after the cut in groups that share keys and values or a state, each group's first one in front.
 
         A mixer is its layer and its number among the layer's mixers.
         """

@@ -64,7 +64,7 @@ class SpeculationConfig:
 
     @property
     def window(self) -> int:
-        """Tokens of a row that one pass feeds at most: the one drawn last, and the drafts behind it."""
+        """Tokens of a row that one pass feeds at most: the one drawn last, and the drafts after it."""
         return 1 + self.num_tokens
 
     @property

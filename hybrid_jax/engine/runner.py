@@ -335,8 +335,10 @@ class Runner:
         begin, end = np.zeros((2, num_rows), np.int32)
         for index, row in enumerate(rows):
             if isinstance(row, PrefillRow) and (pooled := row.pooled):
-                line, late = kind.line(row, index), row.length - width if width == 1 else 0
-                begin[line], end[line] = pooled.start - late, pooled.stop - late
+                line = kind.line(row, index)
+                # Of some prefills only the last token's hidden state comes back; places count from there.
+                skipped = row.length - 1 if width == 1 else 0
+                begin[line], end[line] = pooled.start - skipped, pooled.stop - skipped
         if not end.any():
             return None
         return self.executable("pooled_hidden", hidden.shape)(self.params, hidden, begin, end)

@@ -341,10 +341,14 @@ def _keep_likely(
 
 
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
-    """Log-probabilities of the chosen tokens and of the `count` most likely ones, if there are so many; unscaled."""
+    """Log-probabilities of the chosen tokens and of the `count` most likely ones, if there are so many; unscaled.
+
+    Of equally likely tokens the one with the lower id comes first, as in `largest` and as greedy decoding takes them.
+    """
     own = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    rank = (logits > own).sum(-1).astype(jnp.int32) + 1
+    before = jnp.arange(logits.shape[1]) < tokens[:, None]
+    rank = ((logits > own) | ((logits == own) & before)).sum(-1).astype(jnp.int32) + 1
     best, ids = largest(logits, min(count, logits.shape[1]))
     return Logprobs((own - total)[:, 0], rank, ids, best - total)
 

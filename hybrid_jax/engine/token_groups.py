@@ -24,7 +24,7 @@ def maxima(x: jax.Array, size: int = GROUP) -> jax.Array:
 
 
 def take(x: jax.Array, places: jax.Array, size: int = GROUP) -> tuple[jax.Array, jax.Array]:
-    """The values of groups int32[B, m] of x [B, V] and their columns, both [B, m * size]; -inf behind the end of x."""
+    """The values of groups int32[B, m] of x [B, V] and their columns, both [B, m * size]; -inf after the end of x."""
     ids = (places[:, :, None] * size + jnp.arange(size)).reshape(places.shape[0], -1)
     inside = ids < x.shape[1]
     values = jnp.take_along_axis(x, jnp.minimum(ids, x.shape[1] - 1), axis=1)
@@ -62,13 +62,13 @@ def _first(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _reaching(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Places of the values at or above the edge that `count` of them reach; behind the end of x if fewer are finite."""
+    """Places of the values at or above the edge that `count` of them reach; after the end of x if fewer are finite."""
     order = sortable(x)
     edge = largest_edge(order, jnp.ones_like(x), jnp.full(x.shape[0], float(count)))
     chosen = (order >= edge[:, None]) & (x > -jnp.inf)
     ahead = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
     rows, size = x.shape
-    slots = jnp.where(chosen, ahead - 1, count)  # what goes behind the last slot is dropped
+    slots = jnp.where(chosen, ahead - 1, count)  # what goes after the last slot is dropped
     places = jnp.full((rows, count), size, jnp.int32)
     own = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), x.shape)
     places = places.at[jnp.arange(rows)[:, None], slots].set(own, mode="drop")

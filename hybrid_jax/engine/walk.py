@@ -122,7 +122,7 @@ def commit(
 ) -> State:
     """Lets some tokens of the last window stay: lengths and convolution columns move on by them.
 
-    K, V and records behind them are overwritten by later windows and never read.
+    K, V and records after them are overwritten by later windows and never read.
 
     Args:
         rows: of the window. count: int32[B] how many tokens of each row stay.
@@ -387,7 +387,7 @@ class Ends(NamedTuple):
 
     Attributes:
         samples: int32[R] 1 for such a row, else 0.
-        checkpoint, slot: int32[R] position and slot of each row's checkpoint behind the chunk.
+        checkpoint, slot: int32[R] position and slot of each row's checkpoint after the chunk.
     """
 
     samples: jax.Array
@@ -398,9 +398,9 @@ class Ends(NamedTuple):
 def short_chunk(
     params: dict, state: State, rows: ChunkRows, ends: Ends | None, *, model: Model
 ) -> tuple[jax.Array, State]:
-    """Runs a chunk through the layers before the cut; those behind it only write what they keep of its tokens.
+    """Runs a chunk through the layers before the cut; those after it only write what they keep of its tokens.
 
-    If a row's prompt ends here, its last token goes through the layers behind the cut too, as a window of one token.
+    If a row's prompt ends here, its last token goes through the layers after the cut too, as a window of one token.
 
     Args:
         ends: of the rows whose prompts end here; None if there are none.
@@ -445,7 +445,7 @@ def short_chunk(
 
 
 def _groups_behind_cut(model: Model) -> list[int]:
-    """Numbers of the groups of recurrent layers behind the cut; none of these has a layer before it."""
+    """Numbers of the groups of recurrent layers after the cut; none of these has a layer before it."""
     later = model.config.later
     places = (place for (index, _), place in model.places.items() if index in later)
     return sorted({place.group for place in places if isinstance(place, StatePlace)})

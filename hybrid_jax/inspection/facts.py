@@ -55,9 +55,9 @@ def model_facts(
             cut_saves: as `costs.share_saved`.
             kv_bytes_per_token: with the scales of FP8; 0 without attention.
             cut: layers that the tokens of a prompt go through; None for all.
-            kv_group, state_group: how many layers behind the cut share keys and values, or a state.
+            kv_group, state_group: how many layers after the cut share keys and values, or a state.
             groups: bytes of a token's KV ("kv_group") and of a checkpoint ("state_group") for each number of layers
-                that may share behind the cut; empty without a cut.
+                that may share after the cut; empty without a cut.
             checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
@@ -206,7 +206,7 @@ def _cache(found: dict[str, Any]) -> str:
 
 
 def _groups(config: ModelConfig, engine: EngineConfig) -> dict[str, dict[str, int]]:
-    """What a token or a checkpoint takes by how many layers share behind the cut, where more than one can."""
+    """What a token or a checkpoint takes by how many layers share after the cut, where more than one can."""
     if config.cut is None:
         return {}
     found: dict[str, dict[str, int]] = {}

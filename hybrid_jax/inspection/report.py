@@ -7,10 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.api.html import table as html_table
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
 from hybrid_jax.config import ModelConfig, resolve_dtype, with_inner_cut
 from hybrid_jax.costs import SAVED_AT
+from hybrid_jax.html import table as html_table
 from hybrid_jax.inspection.facts import model_facts
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.models import known as known_models
@@ -37,11 +37,17 @@ KERNELS = {
     "xla": "what XLA compiles",
     "pallas": "Pallas; on Hopper Triton draws tokens",
 }
-SHARE_TITLES = [
-    *("tokens", "{rows}", "weights", "sequences", "rows' own", "temporaries", "cache", "free"),
-    *("for CUDA", "in all"),
-]
-SHARES = "The most sequences of one length, with a {rows} for each, and where the memory goes:"
+# Columns of the table of what fits: the parts of `shares`, and their titles.
+SHARES = {
+    "weight_bytes": "weights",
+    "sequence_bytes": "sequences",
+    "row_bytes": "rows' own",
+    "temporary_bytes": "temporaries",
+    "cache_bytes": "cache",
+    "free_bytes": "free",
+    "reserved_bytes": "for CUDA",
+}
+ABOVE_SHARES = "The most rows (sequences at once) of one length, if the engine is made for them, and where memory goes:"
 
 
 def inspect_model(
@@ -66,8 +72,8 @@ def inspect_model(
         device: what would run it: "cpu" or a card, such as "h100"; None for this machine.
         memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens: as in `LLM`; if they are None,
             what suits the device.
-        cut: try the model with a cut behind this many layers (SwiftKV).
-        kv_group, state_group: how many layers behind that cut share keys and values, or a state.
+        cut: try the model with a cut after this many layers (SwiftKV).
+        kv_group, state_group: how many layers after that cut share keys and values, or a state.
 
     Raises:
         FileNotFoundError: the model is not there.
@@ -120,20 +126,12 @@ class ModelReport(dict[str, Any]):
     """
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, rows_name: str = "max_rows") -> str:
-        """The report as text.
-
-        Args:
-            rows_name: what to call the number of rows.
-        """
         rows = self.lines()
         width = max(map(len, rows))
         text = [f"{name:<{width}}  {value}" for name, value in rows.items()]
-        if cells := self.table(rows_name):
+        if cells := self.table():
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            text += ["", SHARES.format(rows=rows_name)]
+            text += ["", ABOVE_SHARES]
             text += [
                 "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
                 for row in cells
@@ -141,85 +139,81 @@ class ModelReport(dict[str, Any]):
         return "\n".join(text)
 
     def _repr_html_(self) -> str:
-        rows = list(self.lines().items())
-        html = html_table(rows, numbers=())
+        html = html_table(list(self.lines().items()), numbers=())
         if cells := self.table():
-            html += f"<p>{escape(SHARES.format(rows='max_rows'))}</p>"
+            html += f"<p>{escape(ABOVE_SHARES)}</p>"
             html += html_table(cells[1:], cells[0], numbers=range(len(cells[0])))
         return html
 
     def lines(self) -> dict[str, str]:
-        """What was found, in words, by name."""
-        fit, fits = self["fit"], self["fits"] is not False
-        kinds = ", ".join(f"{count} {kind}" for kind, count in self["layers"].items())
-        rows = ", ".join(f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
+        """What was found, in words, by name. What the model does not have is left out."""
         device = self["device"] or ("this machine" if self["platform"] == "cpu" else "this GPU")
-        weights = f"{format_size(self['weight_bytes'])} {self['dtype']}"
         told = {
             device: _fits_device(self),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
-            "blocks": kinds,
+            "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
-            "parameters": f"{self['parameters']:,} ({weights})",
+            "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']})",
             "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
             "context": f"{self['max_position']:,} tokens",
-            "KV": f"{format_size(self['kv_bytes_per_token'])} a token, {self['kv_dtype']}",
-            "checkpoint": f"{format_size(self['checkpoint_bytes'])} in "
-            f"{counted(self['frames_per_checkpoint'], 'frame')} ({self['checkpoint_padding']:.1%} padding)",
-            "cut": f"behind layer {self['cut']} of {self['num_layers']}; saves {self['cut_saves']:.0%} of the FLOPs of "
-            f"a prompt of {SAVED_AT:,} tokens",
-            "KV by kv_group": _by_group(self["groups"].get("kv_group", {})),
-            "checkpoint by state_group": _by_group(self["groups"].get("state_group", {})),
-            "page": f"{self['page_tokens']} tokens in {counted(self['frames_per_page'], 'frame')} "
-            f"({self['page_padding']:.1%} padding)",
-            "frame": format_size(self["frame_bytes"]),
-            "ring": f"{format_size(self['ring_bytes_per_row'])} a row",
+        }
+        if self["kv_bytes_per_token"]:
+            told["KV"] = f"{format_size(self['kv_bytes_per_token'])} a token, {self['kv_dtype']}"
+        if self["frames_per_checkpoint"]:
+            told["checkpoint"] = (
+                f"{format_size(self['checkpoint_bytes'])} in {counted(self['frames_per_checkpoint'], 'frame')} "
+                f"({self['checkpoint_padding']:.1%} padding)"
+            )
+        if self["cut"]:
+            told["cut"] = (
+                f"after layer {self['cut']} of {self['num_layers']}; saves {self['cut_saves']:.0%} of the FLOPs of a "
+                f"prompt of {SAVED_AT:,} tokens"
+            )
+        for name, what in (("kv_group", "KV"), ("state_group", "checkpoint")):
+            if taken := self["groups"].get(name):
+                by_group = (f"{group}: {format_size(size)}" for group, size in taken.items())
+                told[f"{what} by {name}"] = ", ".join(by_group)
+        if self["page_tokens"]:
+            told["page"] = (
+                f"{self['page_tokens']} tokens in {counted(self['frames_per_page'], 'frame')} "
+                f"({self['page_padding']:.1%} padding)"
+            )
+        told["frame"] = format_size(self["frame_bytes"])
+        if self["ring_bytes_per_row"]:
+            told["ring"] = f"{format_size(self['ring_bytes_per_row'])} a row"
+        told |= {
             "steps": f"{counted(self['max_rows'], 'row')}, chunks of up to {self['prefill_tokens']:,} prompt tokens, "
             f"{self['steps_per_dispatch']} tokens a row and dispatch",
             "kernels": _kernels(self),
             "default memory": _default_memory(self),
+        }
+        if self["fits"] is not False:
+            told |= self._what_fits()
+        return told | {"prefix cache": self["cache"]}
+
+    def _what_fits(self) -> dict[str, str]:
+        fit = self["fit"]
+        rows = (f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
+        return {
             "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
             f"frames, rings {format_size(fit['ring_bytes'])} for {counted(self['max_rows'], 'row')}, tables "
             f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
             f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
             "longest context": f"{fit['longest_context']:,} tokens",
-            "most rows": rows or "none",
-            "prefix cache": self["cache"],
+            "most rows": ", ".join(rows) or "none",
         }
-        # What a model does not have is left out, and what says nothing if it does not fit. All else is shown.
-        shown = {
-            "KV": self["kv_bytes_per_token"],
-            "checkpoint": self["frames_per_checkpoint"],
-            "cut": self["cut"],
-            "KV by kv_group": "kv_group" in self["groups"],
-            "checkpoint by state_group": "state_group" in self["groups"],
-            "page": self["page_tokens"],
-            "ring": self["ring_bytes_per_row"],
-            **dict.fromkeys(("budget", "longest context", "most rows"), fits),
-        }
-        return {name: value for name, value in told.items() if shown.get(name, True)}
 
-    def table(self, rows_name: str = "max_rows") -> list[list[str]]:
-        """How much fits, as text: titles, then a line for each length. Empty if the model does not fit.
-
-        Args:
-            rows_name: what to call the number of rows.
-        """
+    def table(self) -> list[list[str]]:
+        """How much fits, as text: titles, then a line for each length. Empty if the model does not fit."""
         if not self["shares"]:
             return []
-        told = [[title.format(rows=rows_name) for title in SHARE_TITLES]]
+        parts = [name for name in SHARES if name != "reserved_bytes" or self["platform"] == "gpu"]
+        told = [["tokens", "rows", *(SHARES[part] for part in parts), "in all"]]
         for share in self["shares"]:
-            sizes = [value for name, value in share.items() if name.endswith("_bytes")]
+            sizes = [share[part] for part in parts]
             cells = [format_size(size) for size in (*sizes, sum(sizes))]
             told.append([f"{share['tokens']:,}", f"{share['rows']:,}", *cells])
-        if self["platform"] == "cpu":  # nothing is reserved there
-            for line in told:
-                del line[-2]
         return told
-
-
-def _by_group(taken: dict[str, int]) -> str:
-    return ", ".join(f"{group}: {format_size(size)}" for group, size in taken.items())
 
 
 def _fits_device(found: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ class GatedDeltaKind(RecurrentKind):
 
     def chunk_bytes(self, spec: GatedDelta, step: StepSize) -> int:
         """Beside the projection: v, k and q before and after the triangle is solved, outputs, inverses and weights of
-        tiles, and four factors of each head. Behind a cut the projection has no z, and is put together from parts, so
+        tiles, and four factors of each head. After a cut the projection has no z, and is put together from parts, so
         it is there twice."""
         squares = 2 * MAX_GRAIN * spec.num_value_heads
         beside = (2 * spec.conv_size + spec.value_size + squares) * step.item

@@ -153,14 +153,14 @@ class Kind:
     name: str  # in files that list the blocks of a model
     projection: tuple[
         str, str
-    ]  # of a mixer with a form behind a cut: its matrix and its biases, among its weights
+    ]  # of a mixer with a form after a cut: its matrix and its biases, among its weights
 
     def weights(self, spec: Any, width: int) -> Weights:
         """The arrays of a block, without the norm in front of it."""
         raise NotImplementedError
 
     def parts(self, spec: Any) -> Parts:
-        """The parts of a mixer's projection, where it has a form behind a cut."""
+        """The parts of a mixer's projection, where it has a form after a cut."""
         raise NotImplementedError
 
     def active_weights(self, spec: Any, width: int) -> int:
@@ -172,7 +172,7 @@ class Kind:
         return 0
 
     def write_flops(self, spec: Any, width: int) -> int:
-        """FLOPs of one token that a mixer behind a cut only writes, beside those of its columns of the projection."""
+        """FLOPs of one token that a mixer after a cut only writes, beside those of its columns of the projection."""
         return 0
 
     def token_elements(self, spec: Any) -> int:

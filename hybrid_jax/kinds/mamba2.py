@@ -61,7 +61,7 @@ class Mamba2Kind(RecurrentKind):
         return step.product(spec.proj_size) + 2 * spec.inner_size * step.item
 
     def chunk_bytes(self, spec: Mamba2, step: StepSize) -> int:
-        """Beside the projection: what is convolved, outputs and step sizes. Behind a cut what is convolved is put
+        """Beside the projection: what is convolved, outputs and step sizes. After a cut what is convolved is put
         together from parts. A mixer that reads the state of its group makes float32 outputs, before and after the gate.
         tests/aot compares the sum with XLA's count."""
         beside = (spec.conv_size + spec.inner_size) * step.item + FLOAT32_BYTES * spec.num_heads

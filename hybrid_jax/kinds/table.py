@@ -87,7 +87,7 @@ def model_weights(config: ModelConfig) -> Weights:
 
 
 def _written(config: ModelConfig) -> Weights:
-    """The projection of the cut's output for all layers behind it, in their order."""
+    """The projection of the cut's output for all layers after it, in their order."""
     mixers = [mixer for index in config.later for mixer in config.layers[index].mixers]
     sizes = tuple(size for mixer in mixers for size in kind_of(mixer).parts(mixer).written.values())
     tree = {"write": Weight(shape=(config.width, sum(sizes)), draw="matrix", fused=sizes)}

@@ -1,7 +1,7 @@
 """Grouped-query attention: its projections, rotary positions, and its plain form over whole sequences.
 
 Parameters: qkv [D, (N + 2K) H], or with a gate [D, (2N + 2K) H] and the gate's columns last; out [N H, D]; optional
-qkv_bias, out_bias, q_norm [H], k_norm [H]. Behind a cut, qkv has no columns of keys and values. These come from the
+qkv_bias, out_bias, q_norm [H], k_norm [H]. After a cut, qkv has no columns of keys and values. These come from the
 projection of the cut's output, or, in a layer that reads those of its group, from nowhere: it has no k_norm.
 """
 
@@ -41,7 +41,7 @@ def project(
 def joined(params: dict, h: MixerInput, spec: Attention, product: Linear = linear) -> jax.Array:
     """Queries, keys, values, and the gate if there is one, side by side: [B, T, columns], or parts of it.
 
-    Behind a cut, the columns of keys and values come from the cut's output.
+    After a cut, the columns of keys and values come from the cut's output.
     """
     if not isinstance(h, CutInput):
         return product(h, params["qkv"], params.get("qkv_bias"))

@@ -1,4 +1,4 @@
-"""What a mixer behind a model's cut takes (SwiftKV, arXiv 2410.03960): one input to read with, and another to write."""
+"""What a mixer after a model's cut takes (SwiftKV, arXiv 2410.03960): one input to read with, and another to write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pallas_kernels.records import ProjectionLayout
 
 
 class CutInput(NamedTuple):
-    """The two inputs of a mixer behind a cut.
+    """The two inputs of a mixer after a cut.
 
     Attributes:
         own: [B, T, D] the layer's own normed input, for queries and gates; None if the mixer only writes.
@@ -72,7 +72,7 @@ def zeros_like_own(h: CutInput, columns: int) -> jax.Array:
 def gates_of(
     params: dict, h: CutInput, columns: int, spec: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What a recurrent mixer behind a cut makes of its own input: its gates, and what it adds to its readout.
+    """What a recurrent mixer after a cut makes of its own input: its gates, and what it adds to its readout.
 
     Args:
         params: with in_proj [D, gates | readout] and optional in_bias. columns: of the gates.
@@ -94,7 +94,7 @@ def add_to_readout(columns: jax.Array, own: jax.Array | None) -> jax.Array:
 
 
 def within_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:
-    """The layout of what a mixer projects; behind a cut, of the cut's projection for all mixers."""
+    """The layout of what a mixer projects; after a cut, of the cut's projection for all mixers."""
     if not isinstance(h, CutInput):
         return layout
     start = 0 if h.columns is None else h.columns.start

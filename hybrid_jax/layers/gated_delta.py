@@ -1,7 +1,7 @@
 """The gated delta net: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | v | k | q | a | b], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
-dt_bias [M] float32, norm [P], out_proj [M P, D]. Behind a cut, in_proj has the columns of z alone, or z and what is
+dt_bias [M] float32, norm [P], out_proj [M P, D]. After a cut, in_proj has the columns of z alone, or z and what is
 added to q; the others come from the projection of the cut's output.
 """
 

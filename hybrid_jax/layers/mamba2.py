@@ -1,7 +1,7 @@
 """The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
-[M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias. Behind a cut, in_proj has the columns of z
+[M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias. After a cut, in_proj has the columns of z
 alone, or of z and of what is added to C; the others come from the projection of the cut's output. A mixer that reads
 the state of its group takes C alone from there, and has no conv, A_log and dt_bias.
 """

@@ -48,7 +48,7 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
 
 
 def exit_params(params: dict, config: ModelConfig) -> dict:
-    """A head on the cut before any training: the norm and the head behind the last layer."""
+    """A head on the cut before any training: the norm and the head after the last layer."""
     head = params["embed"].T if config.tie_embeddings else params["head"]
     return {"norm": params["norm"], "head": head * config.logits_multiplier}
 
@@ -96,7 +96,7 @@ def _folded(parts: PartWeights, gain: jax.Array) -> PartWeights:
 
 
 def _reader(weights: dict, mixer: Mixer) -> dict:
-    """The weights that a mixer behind a cut keeps."""
+    """The weights that a mixer after a cut keeps."""
     parts, own = _parts(weights, mixer), kind_of(mixer).parts(mixer).own
     if OWN_READOUT in own:  # which adds nothing before any training
         some = next(iter(parts.values()))

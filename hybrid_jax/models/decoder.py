@@ -4,7 +4,7 @@ Parameters of a model: {"embed": [V, D], "layers": [layer, ...], "norm": [D], "h
 A layer: {"norm": [D], "mixers": [mixer, ...]} if it has mixers, {"mlp_norm": [D], "mlp": {...}} if it has
 an mlp; a layer that shares weights is an empty dict.
 
-Behind a cut, layers have no weights for what they write: keys, values, states. All of that comes from one projection of
+After a cut, layers have no weights for what they write: keys, values, states. All of that comes from one projection of
 the output of the layer at the cut: "cut" has its "norm" [D], "write" [D, columns] and, if there are biases,
 "write_bias".
 
@@ -54,7 +54,7 @@ class Stream(NamedTuple):
 
     Attributes:
         h: [B, T, D]. update: what the last block adds to it, in parts or not; None before the first block.
-        u: [B, T, D] behind a cut, its output, normed. written: [B, T, columns] what that is projected to for all later
+        u: [B, T, D] after a cut, its output, normed. written: [B, T, columns] what that is projected to for all later
             layers; None for many tokens, of which each mixer makes its own columns.
     """
 
@@ -65,7 +65,7 @@ class Stream(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What mixers behind a cut write from.
+    """What mixers after a cut write from.
 
     Attributes:
         weights: of the cut. columns: of its projection, by layer and by number among the layer's mixers.
@@ -194,7 +194,7 @@ def through(
     mix: Mix,
     kernels: str = "xla",
 ) -> Stream:
-    """The stream behind some layers; arguments as for `walk`."""
+    """The stream after some layers; arguments as for `walk`."""
     (h, update, u, columns), dtype = stream, activation_dtype(params)
 
     def behind() -> Written | None:
@@ -253,7 +253,7 @@ def write_behind(
     mix: Mix,
     kernels: str = "xla",
 ) -> None:
-    """Has the layers behind the cut write all that they keep of some tokens, and do nothing else with them.
+    """Has the layers after the cut write all that they keep of some tokens, and do nothing else with them.
 
     Args:
         normed: u [B, T, D] of the tokens, from `at_cut`.
@@ -308,7 +308,7 @@ def _written(
 
 
 def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -> jax.Array:
-    """The last hidden state [B, T, D] before the last norm, from the stream behind the last layer."""
+    """The last hidden state [B, T, D] before the last norm, from the stream after the last layer."""
     h = residual_sum(stream.h, stream.update, activation_dtype(params), config.residual_multiplier)
     return jnp.where(valid[..., None], h, 0)
 

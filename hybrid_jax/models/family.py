@@ -46,7 +46,7 @@ class Family:
         mtp: the layers of the head for multi-token prediction of a model, if files of this family have one.
         cut: makes the names of the tensors that the output of a cut is normed and projected with; None if files of this
             family have no cut.
-        replaced: pattern of tensors of the model without a cut; behind the cut, nothing reads them. Its first group is
+        replaced: pattern of tensors of the model without a cut; after the cut, nothing reads them. Its first group is
             the number of the layer.
         mtp_names: names of the tensors of that head, but for its layers; or a function that makes them from the number
             of its layers.

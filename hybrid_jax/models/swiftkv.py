@@ -1,6 +1,6 @@
 """Families with a cut (SwiftKV, arXiv 2410.03960), as released checkpoints have them.
 
-Layers behind the cut have queries of their own, `q_proj_swiftkv`. The first layer of each group makes keys and values
+Layers after the cut have queries of their own, `q_proj_swiftkv`. The first layer of each group makes keys and values
 of the cut's output, which has a norm of its own. Files may also have the projections that these replace; nothing reads
 them. Nothing reads the field `swiftkv` either, which says whether a training uses the cut: here the cut is always used.
 """
@@ -62,5 +62,5 @@ def family_with_cut(
         tensors={**plain.tensors, Attention: attention},
         cut=written,
         replaced=rf"^{layers}\.(\d+)\.self_attn\.[qkv]_proj\.",
-        ignored=r"^model\.norm_swiftkv\.",  # where the cut is behind the last layer
+        ignored=r"^model\.norm_swiftkv\.",  # where the cut is after the last layer
     )

@@ -37,7 +37,7 @@ DISPATCH_TOKENS = 150
 
 
 class Behind(IntEnum):
-    """What the layers behind a model's cut do in a prefill dispatch; each can do what those before it do.
+    """What the layers after a model's cut do in a prefill dispatch; each can do what those before it do.
 
     They write what they keep of all tokens. Beyond that, they do nothing, or take the last tokens of prompts that end,
     or take all tokens.
@@ -50,7 +50,7 @@ class Behind(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class PrefillBucket:
-    """Rows, tokens per row, and pages per row of a prefill dispatch, and what the layers behind a cut do."""
+    """Rows, tokens per row, and pages per row of a prefill dispatch, and what the layers after a cut do."""
 
     rows: int
     tokens: int
@@ -147,7 +147,7 @@ class Shapes:
             num_tokens: tokens of the longest chunk.
             num_pages: pages of the longest row.
             max_pages: pages of the longest sequence possible.
-            behind: what layers behind a cut do.
+            behind: what layers after a cut do.
         """
         tokens, rows = self.prefill_of(num_tokens)
         return PrefillBucket(

@@ -46,7 +46,7 @@ class DraftCounts:
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
-        """For each place behind the row's own token, how many drafts there were accepted. A tree has its depths."""
+        """For each place after the row's own token, how many drafts there were accepted. A tree has its depths."""
         return tuple(
             sum(n for (_, accepted), n in self.windows.items() if accepted > place)
             for place in range(self.depth)

@@ -59,7 +59,7 @@ class History:
         return end_node
 
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
-        """Notes that a sequence starts behind a prefix. The first time, it tells the request why it hit no further."""
+        """Notes that a sequence starts after a prefix. The first time, it tells the request why it hit no further."""
         request = sequence.request
         if request.look_up is not None or request.num_preemptions or request.output:
             return

@@ -154,12 +154,12 @@ class Memory:
         return hit_len
 
     def fork(self, parent: Sequence, child: Sequence) -> list[tuple[Page, Page]] | None:
-        """Gives `child` what it needs to go on behind the prompt that `parent` has computed in this plan.
+        """Gives `child` what it needs to go on after the prompt that `parent` has computed in this plan.
 
         Both hold the checkpoint and the full pages. If the prompt ends inside a page, that page is copied.
 
         Args:
-            parent: a sequence whose prompt ends in this plan, with no step planned behind the prompt.
+            parent: a sequence whose prompt ends in this plan, with no step planned after the prompt.
             child: a sequence without memory.
 
         Returns:
@@ -184,7 +184,7 @@ class Memory:
         return copies
 
     def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
-        """Whether the sequence will write a checkpoint of its own behind `start`, by its prompt or by a fold."""
+        """Whether the sequence will write a checkpoint of its own after `start`, by its prompt or by a fold."""
         return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
 
     def _room_for(self, pages: int, own_slot: bool, hit: Match | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""How many tokens of a row one decode step feeds: its own alone, or drafts behind it too.
+"""How many tokens of a row one decode step feeds: its own alone, or drafts after it too.
 
 This goes by how many drafts were accepted lately, and by what a step costs for its shapes. No clock decides, so runs
 repeat.

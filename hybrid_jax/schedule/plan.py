@@ -42,7 +42,7 @@ class Row:
 
     @property
     def begins(self) -> bool:
-        """Whether it draws the first token behind a prompt."""
+        """Whether it draws the first token after a prompt."""
         return self.samples and not self.num_tokens
 
     @property
@@ -64,7 +64,7 @@ class PrefillRow(Row):
         state_len: how many tokens of the chunk the new checkpoint covers, a multiple of grain.
         samples: the chunk ends the prompt, so the next token is sampled.
         prompt_logprobs: for a request that asks for them, entries for the prompt tokens after the chunk's first one,
-            and for the token behind the chunk.
+            and for the token after the chunk.
         hidden: float32[D] the sum of the hidden states that the request's pooling asks for; None for other requests.
     """
 
@@ -85,7 +85,7 @@ class PrefillRow(Row):
     @property
     def reads(self) -> bool:
         """Whether hidden states of its tokens are needed, beside that of a prompt's last token."""
-        return self.request.reads(self.start, self.start + self.length)
+        return self.request.reads_before(self.start + self.length)
 
     @property
     def pooled(self) -> range:
@@ -100,7 +100,7 @@ class PrefillRow(Row):
 
 @dataclass(kw_only=True, eq=False)
 class ForkRow(Row):
-    """A row that goes on behind a prompt that another row computes in the same plan.
+    """A row that goes on after a prompt that another row computes in the same plan.
 
     It gets a copy of that row's ring, and draws its first token from that row's logits.
 
@@ -128,7 +128,7 @@ class DecodeRow(Row):
             cannot happen. It equals read_slot if the row is the only holder of that slot.
         num_tokens: the most tokens that may come; the device stops the row earlier at a stop token.
         num_steps: the most steps that they may take: as many, or fewer where a step judges drafts.
-        drafts: tokens that the host expects behind the row's own.
+        drafts: tokens that the host expects after the row's own.
         verified: for each window of drafts that was judged, how many drafts it had and how many were right.
     """
 
@@ -201,7 +201,7 @@ class SchedulerCounters:
         plans: plans made.
         prefill_rows, prefill_tokens: chunks and their tokens.
         decode_rows, decode_steps: decode rows and the steps planned for them.
-        forks: rows that started behind a sibling's prompt.
+        forks: rows that started after a sibling's prompt.
         copies: pages copied because a row resumed or forked inside them.
         moves: ring rows moved to close holes.
         preemptions: sequences sent back to the queue because memory ran out.

@@ -115,8 +115,8 @@ class Request:
             return 0
         return self.logprobs_from - 1 if self.lacks_prompt_logprobs else None
 
-    def reads(self, start: int, end: int) -> bool:
-        """Whether it needs hidden states of the prompt's positions in [start, end), beside that of the last one."""
+    def reads_before(self, end: int) -> bool:
+        """Whether it needs hidden states of the prompt before position `end`, beside that of the last one."""
         return self.first_read is not None and self.first_read < end
 
     def note_prompt(self, start: int, logprobs: list, hidden: np.ndarray | None) -> None:
@@ -124,7 +124,7 @@ class Request:
 
         Args:
             start: position of the chunk.
-            logprobs: a `TokenLogprobs` for each token behind `start`, up to the one that follows the chunk, or none.
+            logprobs: a `TokenLogprobs` for each token after `start`, up to the one that follows the chunk, or none.
             hidden: float32[D] the sum of the hidden states that were asked for, or None.
         """
         if logprobs:

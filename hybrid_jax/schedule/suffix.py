@@ -94,7 +94,7 @@ def _match(text: list[int], other: list[int], end: int) -> int:
 
 
 def _go_on(own: list[int], places: list[tuple[list[int], int]], most: int) -> Draft:
-    """What followed these places most often, token by token. Behind the end of the text `own` comes its draft."""
+    """What followed these places most often, token by token. After the end of the text `own` comes its draft."""
     tokens: list[int] = []
     chance, expected = 1.0, 0.0
 

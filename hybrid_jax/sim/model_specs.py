@@ -107,7 +107,7 @@ def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
             every = _costs(blocks, config.width)
             sizes = {"kv_bytes": every.kv_bytes, "checkpoint_bytes": every.checkpoint_bytes}
         both.append(token_costs(config, whole=whole, **sizes))
-    about = f"{about} With a cut behind layer {config.cut}."
+    about = f"{about} With a cut after layer {config.cut}."
     return ModelSpec(name=name, about=about, costs=both[0], decode=both[1])
 
 

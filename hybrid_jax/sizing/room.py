@@ -107,7 +107,7 @@ def steps_on(device: Device, model: ModelConfig, engine: EngineConfig) -> str:
 def why_no_kernels(device: Device | None, model: ModelConfig, engine: EngineConfig) -> str | None:
     """What a model or its settings ask for that no kernel does, whatever their sizes; None if there is nothing."""
     if model.own_readout:
-        return "there are no kernels for layers behind a cut that also make a readout of their own input"
+        return "there are no kernels for layers after a cut that also make a readout of their own input"
     capability = None if device is None else device.capability
     if engine.kv_cache_dtype == "fp8" and capability in BEFORE_FP8:
         return f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"

@@ -61,7 +61,7 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
         )
 
     if model.cut is not None:
-        # The cut's normed output; in a window, one product of it makes what all layers behind the cut write.
+        # The cut's normed output; in a window, one product of it makes what all layers after the cut write.
         stream += item * (model.width + (_written(model) if tokens <= MAX_GRAIN else 0))
     if model.state_group > 1 and tokens > MAX_GRAIN:
         # Until the last layer of a group has read it.
@@ -113,7 +113,7 @@ def _shared(mixer: RecurrentMixer, item: int) -> int:
 
 
 def _written(model: ModelConfig) -> int:
-    """Columns of what layers behind a cut write."""
+    """Columns of what layers after a cut write."""
     return max((part.stop for part in written_columns(model).values()), default=0)
 
 

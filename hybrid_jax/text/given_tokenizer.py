@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import inspect
 import os
 import reprlib
@@ -109,10 +111,21 @@ class GivenTokenizer(Tokenizer):
             )
         return list(ids)
 
-    def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
-        """See `Tokenizer.token_ends`. It decodes the beginning of the text again for each token."""
-        known = (self.decode(ids[:count]) for count in range(1, len(ids) + 1))
-        return [len(os.path.commonprefix((text, beginning))) for beginning in known]
+    def count_within(
+        self, text: str, ids: Sequence[int], characters: Sequence[int]
+    ) -> list[int] | None:
+        """See `Tokenizer.count_within`. It is unknown if the ids do not decode to the text."""
+        # Special tokens may be part of the text, as a template wrote it, or stand beside it.
+        for skips in (False, True):
+            if self.decode(ids, skip_special_tokens=skips) == text:
+                end = functools.partial(self._end, text, ids, skips=skips)
+                counts = range(1, len(ids) + 1)
+                return [bisect.bisect_right(counts, c, key=end) for c in characters]
+        return None
+
+    def _end(self, text: str, ids: Sequence[int], count: int, *, skips: bool) -> int:
+        beginning = self.decode(ids[:count], skip_special_tokens=skips)
+        return len(os.path.commonprefix((text, beginning)))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""

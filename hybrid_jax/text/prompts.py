@@ -108,7 +108,7 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
     check_unicode(where, prompt)
     characters = _breakpoints(where, declared, len(prompt), "characters")
     token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
-    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters))
+    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters) or ())
 
 
 def _of_ids(
@@ -121,13 +121,15 @@ def _of_ids(
 
 def leading_tokens(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], characters: Sequence[int]
-) -> tuple[int, ...]:
-    """For each number of leading characters of a text, how many of its tokens end within them."""
+) -> tuple[int, ...] | None:
+    """For each number of leading characters of a text, how many of its tokens end within them, where any does.
+
+    None if the tokenizer cannot say.
+    """
     if not characters:
         return ()
-    ends = tokenizer.token_ends(text, token_ids)
-    beyond = [next((i for i, end in enumerate(ends) if end > c), len(ends)) for c in characters]
-    return tuple(sorted({count for count in beyond if count}))
+    counts = tokenizer.count_within(text, token_ids, characters)
+    return None if counts is None else tuple(sorted({count for count in counts if count}))
 
 
 def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, ...]:

@@ -116,14 +116,24 @@ class Tokenizer:
             ids = [bos, *ids]
         return ids
 
-    def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
+    def count_within(
+        self, text: str, ids: Sequence[int], characters: Sequence[int]
+    ) -> list[int] | None:
+        """For each number of leading characters of a text, how many of its tokens end within them; None if unknown.
+
+        `encode` must have made the ids of this text.
+        """
+        ends = self._token_ends(text, ids)
+        return [next((i for i, end in enumerate(ends) if end > c), len(ends)) for c in characters]
+
+    def _token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
         """Where in a text each of its tokens ends, in characters. `encode` must have made the ids of this text."""
         for add_special_tokens in (False, True):
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-            missing = len(ids) - len(encoding.ids)  # 1: a token that opens the text
-            if missing in (0, 1) and list(ids[missing:]) == encoding.ids:
+            missing = len(ids) - len(encoding.ids)  # tokens that open the text
+            if missing >= 0 and list(ids[missing:]) == encoding.ids:
                 return [0] * missing + [end for _, end in encoding.offsets]
-        raise ValueError(f"token_ends: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
+        raise ValueError(f"tokenizer: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that are not a character become U+FFFD."""

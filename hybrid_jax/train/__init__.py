@@ -199,13 +199,13 @@ def distill(
         out_dir: where it goes; the training state lies in its subfolder `training_state`.
         model: directory of a model with a tokenizer; None for the bundled model.
         cut: layers that the tokens of prompts go through.
-        kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
+        kv_group, state_group: how many attention layers after the cut share keys and values, and how many recurrent
             layers there share a state.
-        own_readout: what recurrent layers behind the cut read their states with is also made of their own input.
+        own_readout: what recurrent layers after the cut read their states with is also made of their own input.
         loss: "kl" is the KL divergence of the teacher's distribution from the model's, both at temperature 2; "lm" is
             the cost of the tokens that follow.
         hidden: weight of the squared distance of the hidden states in front of the last layer, beside the loss.
-        all_later: train all weights of the layers behind the cut, and not only what they write and read with.
+        all_later: train all weights of the layers after the cut, and not only what they write and read with.
         exit_head: also train a head on the output of the cut, which drafts: `LLM(speculation="exit")`.
         sources: one or more directories with files whose names end in .py, .txt, .md or .rst. None or empty for the
             Python files of the running Python's standard library.

@@ -41,7 +41,7 @@ class Goal(NamedTuple):
     Attributes:
         loss: "kl" is the teacher's distribution at `distances.TEMPERATURE`; "lm" is the tokens that follow.
         hidden: weight of `Distances.hidden` beside it.
-        all_later: all weights of the layers behind the cut are trained.
+        all_later: all weights of the layers after the cut are trained.
     """
 
     loss: str = "kl"

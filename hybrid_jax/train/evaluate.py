@@ -46,7 +46,7 @@ def bits_per_byte(
 
     Returns:
         {"bits_per_byte", "bytes", "by_position": {"0-63": ..., ...}}: the mean over all bytes, and over
-        those that stand behind that many tokens of context in their row.
+        those that stand after that many tokens of context in their row.
     """
     tokens, lengths = segments(documents, context, limit, full=full)
     bits, counts = np.zeros(context), np.zeros(context, np.int64)

@@ -235,7 +235,7 @@ class Training:
                 if stop.asked:
                     saved.save(path, arrays, at)
                     report.say(
-                        f"stopped behind step {at.step}, which is saved; the same command goes on"
+                        f"stopped after step {at.step}, which is saved; the same command goes on"
                     )
                     raise KeyboardInterrupt
                 done = progress_of(at.step, at.seconds, options.steps, options.minutes)

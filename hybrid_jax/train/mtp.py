@@ -54,7 +54,7 @@ def depth_losses(
     best = teacher.argmax(-1)
     losses, agreed = [], []
     for depth in range(1, DEPTH + 1):
-        # Entries of positions depth .. T - 1, each behind the one of the position before.
+        # Entries of positions depth .. T - 1, each after the one of the position before.
         own = tokens[:, depth:]
         hidden = mtp.forward(whole, own, hidden[:, :-1], lengths - depth, config)
         said = jax.nn.log_softmax(decoder.head_logits(params, hidden, config), axis=-1)

@@ -23,7 +23,7 @@ LABEL_CHARACTERS = 24
 
 
 def memory(watch: Watch, ax: Axes | None = None) -> Axes:
-    """What the arena holds over time: keys and values, and states, of running sequences and of the cache.
+    """What the arena holds over time: keys and values, and states, cached or of running sequences alone.
 
     Args:
         watch: samples of an engine. ax: where to draw; None for new axes.
@@ -34,8 +34,8 @@ def memory(watch: Watch, ax: Axes | None = None) -> Axes:
     cached_states = np.array(watch.column("cached_frames")) - cached_pages
     # A frame of the cache may be in use by a running sequence as well; it is counted with the cache.
     parts = {
-        "keys and values, running": (of["page_frames"] - cached_pages, RUNNING_PAGES),
-        "states, running": (of["checkpoint_frames"] - cached_states, RUNNING_STATES),
+        "keys and values, not cached": (of["page_frames"] - cached_pages, RUNNING_PAGES),
+        "states, not cached": (of["checkpoint_frames"] - cached_states, RUNNING_STATES),
         "keys and values, cached": (cached_pages, CACHED_PAGES),
         "states, cached": (cached_states, CACHED_STATES),
     }
@@ -71,7 +71,7 @@ def hit_rate(watch: Watch, ax: Axes | None = None) -> Axes:
 
 
 def acceptance(watch: Watch, ax: Axes | None = None) -> Axes:
-    """How often drafts were accepted in each place behind a row's own token, since the watch began.
+    """How often drafts were accepted in each place after a row's own token, since the watch began.
 
     Args:
         watch: samples of an engine that speculates. ax: where to draw; None for new axes.
@@ -110,9 +110,9 @@ def tree(llm: LLM, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, "", "tokens", lines=len(nodes))
     for line, node in enumerate(nodes):
         start, end = node.span
-        colour = GREY if node.marks == ["known"] else SKY
+        colour = SKY if node.cached else GREY
         ax.add_patch(Rectangle((start, line - 0.4), end - start, 0.8, color=colour))
-        if "checkpoint" in node.marks:
+        if node.resumes:
             ax.plot([end, end], [line - 0.45, line + 0.45], color="black", linewidth=2)
         ax.text(
             start,

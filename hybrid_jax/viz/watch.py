@@ -41,6 +41,7 @@ class Watch:
         self.seconds: list[float] = []
         self.samples: list[Stats] = []
         self._start = 0.0
+        self._error: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hybrid_jax-watch", daemon=True)
 
@@ -51,7 +52,11 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
-            self._note()
+            try:
+                self._note()
+            except Exception as error:  # raised again where the block ends
+                self._error = error
+                return
 
     def __enter__(self) -> Watch:
         self._start = time.perf_counter()
@@ -59,9 +64,13 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self._over.set()
         self._thread.join()
+        if kind is not None:
+            return
+        if self._error is not None:
+            raise self._error
         self._note()
 
     def column(self, name: str) -> list[float]:

@@ -42,7 +42,7 @@ def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -
 
     Args:
         params: of the model with the cut, or a tree like that.
-        all_later: all weights of the layers behind the cut.
+        all_later: all weights of the layers after the cut.
     """
     parts = ("cut", "exit") if config.exit_head else ("cut",)
     found = {f"{part}.{name}": leaf for part in parts for name, leaf in params[part].items()}

@@ -57,14 +57,17 @@ def save_orbax(
         raise ValueError(
             f"save_orbax: {folder} exists and is not a saved model; choose another path"
         )
-    source = model_folder(tokenizer_from) if tokenizer_from is not None else None
+    source = None if tokenizer_from is None else model_folder(tokenizer_from).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).unlink(missing_ok=True)  # an interrupted save is not a model
+    new = folder / f"{PARAMS_FOLDER}.new"
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / PARAMS_FOLDER, params, force=True)
+        checkpointer.save(new, params, force=True)
     for name in TOKENIZER_FILES:
-        if source is not None and (source / name).is_file():
+        if source not in (None, folder) and (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    (folder / CONFIG_FILE).unlink(missing_ok=True)  # from here to the end it is not a model
+    shutil.rmtree(folder / PARAMS_FOLDER, ignore_errors=True)
+    new.rename(folder / PARAMS_FOLDER)
     text = json.dumps(to_json(config), indent=2, allow_nan=False)
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -83,7 +86,9 @@ def load_orbax(
         try:
             tree = checkpointer.metadata(saved).item_metadata.tree
             target = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
+                lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, to, sharding=here),
+                tree,
+                _dtypes(config, tree, dtype),
             )
             total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
             progress(0, total)
@@ -93,11 +98,15 @@ def load_orbax(
                 f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
             ) from error
     progress(total, total)
+    return config if dtype == "auto" else replace(config, dtype=dtype), params
+
+
+def _dtypes(config: ModelConfig, stored: dict, dtype: str) -> dict:
+    """The dtype that each array is to have: orbax casts one by one, so the model is never there in both."""
     if dtype in ("auto", config.dtype):
-        return config, params
-    params = jax.tree.map(
-        lambda weight, leaf: leaf if weight.float32 else leaf.astype(dtype),
+        return jax.tree.map(lambda leaf: leaf.dtype, stored)
+    return jax.tree.map(
+        lambda weight, leaf: leaf.dtype if weight.float32 else jax.numpy.dtype(dtype),
         model_weights(config),
-        params,
+        stored,
     )
-    return replace(config, dtype=dtype), params

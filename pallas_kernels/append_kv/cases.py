@@ -19,7 +19,7 @@ class Case(NewTokens):
     Attributes:
         begin: positions from here to `end` are written; None for all from `base` on.
         rotated: channels that are rotated. normed: with norms of heads.
-        parts: parts of the projection, 0 for a whole one. gate: heads that stand behind the values.
+        parts: parts of the projection, 0 for a whole one. gate: heads that stand after the values.
         float32_norms: weights of the norms, whatever the dtype of the rest.
         frames_per_page, page_frame: frames of each page, and which of them the layer uses.
         unused: entries at the end of a page table that name the sink. shared: page 0 is one frame for all rows.

@@ -108,7 +108,7 @@ def _kernel(
     frame = load(table_ref, row, first_page + page, mask=new)  # the sink where nothing is written
     target = position % layout.page_tokens * layout.token_words
     target += jnp.maximum(head - num_heads, 0) * layout.head_words + layout.offset + word
-    if word.shape[1] > layout.head_words:  # words behind the head are also the next one's
+    if word.shape[1] > layout.head_words:  # words after the head are also the next one's
         target = jnp.where(real, target, NOWHERE)
     words, scales = _packed(made, layout)
     store(arena_ref, frame, target, value=words, mask=new & real)

@@ -47,7 +47,7 @@ class AppendOptions(NamedTuple):
         layout: where the layer's keys and values lie. page_frame: in which frame of each page.
         eps: of the norm of heads.
         dtype: of the queries, and of what is rounded on the way.
-        num_heads: N, where other columns stand behind those of the values, or where there are no queries; None if
+        num_heads: N, where other columns stand after those of the values, or where there are no queries; None if
             queries, keys and values are all.
     """
 

@@ -79,7 +79,7 @@ def causal_conv_window(
 
     Args:
         layer: which of the rings. layout: as in `causal_conv`.
-        moves: the next window begins behind the last of T tokens, if all exist. Never true of a tree, nor where it is
+        moves: the next window begins after the last of T tokens, if all exist. Never true of a tree, nor where it is
             decided later how many of the tokens stay.
         implementation: as in `causal_conv`.
 

@@ -21,7 +21,7 @@ UNEVEN = ProjectionLayout(
     num_heads=6, head_dim=5, num_groups=3, state_size=7, conv_width=3, dt_limits=(0.1, 1.0)
 )
 
-UNGATED = replace(SMALL, within=(9, 130))  # behind a model's cut
+UNGATED = replace(SMALL, within=(9, 130))  # after a model's cut
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def _chunk_kernel(
     row, part = pl.program_id(0), pl.program_id(2)
     begin, length = pl.program_id(1) * config.block_tokens, lengths_ref[row]
     tokens, dtype = xBC_ref.shape[1], xBC_ref.dtype
-    # Programs behind the last block of channels make the step sizes: one launch for both, and both read the
+    # Programs after the last block of channels make the step sizes: one launch for both, and both read the
     # projection in place.
     blocks = cdiv(layout.conv_size, config.block_channels)
 

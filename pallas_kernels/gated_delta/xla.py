@@ -49,7 +49,7 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int | None = None):
     below = jnp.tril(jnp.ones((tile, tile), bool), -1)
 
     def after(state: jax.Array, u: jax.Array, k: jax.Array, exponents: jax.Array, counts):
-        """The state behind those of a tile's tokens that count: bool[B, Q], or True for all."""
+        """The state after those of a tile's tokens that count: bool[B, Q], or True for all."""
         counts = jnp.broadcast_to(counts, (rows, tile))[:, None, None]
         decay = running_decay(jnp.where(counts, exponents, 0), axis=-1)
         last = [part[..., -1:] for part in decay]

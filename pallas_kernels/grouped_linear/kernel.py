@@ -325,7 +325,7 @@ def _down_kernel(
 
 def sort_visits(ids: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
     """int32[V] visits, sorted by expert, those of one expert in their order; and int32[X + 1], where each expert's
-    begin. Visits to no expert are left out, so what stands behind the last may be anything.
+    begin. Visits to no expert are left out, so what stands after the last may be anything.
 
     Args:
         ids: int32[V] expert of each visit.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 LARGEST = 448.0
 _SMALLEST_NORMAL = 2.0**-6
 _STEP = 2.0**-9  # between numbers below that
-_SHIFT = 20  # bits of a float32 mantissa behind the three that stay
+_SHIFT = 20  # bits of a float32 mantissa after the three that stay
 _BIAS = (127 - 7) << 3  # difference of the exponents' biases, in units of a code's last bit
 # The least float32 number at which numbers are _STEP apart, so that adding it rounds to a multiple of that; its bits.
 _MAGIC = 2.0**14

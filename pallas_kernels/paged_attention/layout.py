@@ -19,7 +19,7 @@ LEAST = 1e-30  # heads whose elements are all smaller are stored as zeros
 class PageLayout:
     """Where one attention layer's K and V lie in a page's frame.
 
-    FP8 pages have a scale for each head of each token, behind all elements: [page_tokens, 2 (K, V), K] words with the
+    FP8 pages have a scale for each head of each token, after all elements: [page_tokens, 2 (K, V), K] words with the
     bits of float32. So elements stay aligned.
 
     Attributes:

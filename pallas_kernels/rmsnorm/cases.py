@@ -16,7 +16,7 @@ class GatedCase:
     Attributes:
         name: says what the shape is for.
         lead: leading axes. size: M P. groups: blocks.
-        behind: columns of the gate behind z.
+        behind: columns of the gate after z.
         norm_before_gate: as in `gated_rmsnorm`. shared: one weight for all blocks.
         large: from a real model, for benchmarks; unit tests leave it out.
     """

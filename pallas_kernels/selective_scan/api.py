@@ -116,7 +116,7 @@ def selective_window(
 
     Args:
         layer, first_frame: as in `selective_chunk`.
-        keeps: a copy of the state is kept after each of the T tokens, in the copies behind the first one, in a ring.
+        keeps: a copy of the state is kept after each of the T tokens, in the copies after the first one, in a ring.
             Otherwise only that after the last new token, in copy (base + num_valid) % copies.
         implementation: as in `selective_chunk`.
 

@@ -74,7 +74,7 @@ def short_conv_window(
 
     Args:
         layer: of the ring.
-        moves: the next window begins behind the last of T tokens, if all exist.
+        moves: the next window begins after the last of T tokens, if all exist.
         gated, implementation: as in `short_conv`.
 
     Returns:

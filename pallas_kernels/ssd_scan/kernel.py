@@ -234,7 +234,7 @@ def _scan_kernel(
     # Of a row that is cut, a program has one segment, whose first state was made by the launches before.
     first, limit = jnp.int32(0), jnp.int32(x_ref.shape[1])
     end, kept = lengths_ref[row], state_lengths_ref[row]
-    if not y_refs:  # nothing behind the checkpoint is needed
+    if not y_refs:  # nothing after the checkpoint is needed
         end = jnp.minimum(end, kept)
     if segment is None:
         state = tile.read_state(arena_ref, read_ref, exists_ref, row)

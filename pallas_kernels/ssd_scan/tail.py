@@ -64,7 +64,7 @@ def store_tail(
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
-        arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
+        arena, conv, xB, dt. Slots after the chunk's last token hold nothing that means anything.
     """
     where, conv = "store_tail", arrays.conv
     sizes = check(where, arrays, **layout.dimensions)
@@ -101,7 +101,7 @@ def store_tail_reference(arrays: Tail, *, layer: int, layout: ProjectionLayout):
 
 
 def _cut(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
-    """Lines start .. start + count - 1 of x, zeros behind its end."""
+    """Lines start .. start + count - 1 of x, zeros after its end."""
     x = jnp.pad(x, ((0, count), *((0, 0) for _ in x.shape[1:])))
     return jax.lax.dynamic_slice_in_dim(x, start, count)
 
@@ -139,7 +139,7 @@ def _tail_kernel(
         raw = load(projected_ref, b, own, layout.conv_start + channel, mask=mask)
         return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
-    # First the ring's slots: records and step sizes of the tokens behind the checkpoint. Slots without a token are
+    # First the ring's slots: records and step sizes of the tokens after the checkpoint. Slots without a token are
     # written too, with zeros: they need no branch.
     @pl.when(part < slots_end)
     def _():

@@ -242,7 +242,7 @@ def scan_kernel(
     # Where the row's last chunk starts.
     final = tl.maximum(tl.cdiv(tl.load(lengths + row), CHUNK) - 1, 0) * CHUNK
 
-    # Segments behind the row's last token have nothing but padding to write.
+    # Segments after the row's last token have nothing but padding to write.
     if first <= final:
         tokens = tl.load(sizes + 1)
         if CUT:

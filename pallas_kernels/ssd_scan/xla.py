@@ -43,7 +43,7 @@ def ssd_scan_xla(arrays: Scan, *, tile: int | None = None):
     rates = A.reshape(groups, per_group)
 
     def after(state: jax.Array, x: jax.Array, dt: jax.Array, B: jax.Array) -> jax.Array:
-        """The state behind a tile's tokens, whose step sizes are dt [B, Q, G, h]."""
+        """The state after a tile's tokens, whose step sizes are dt [B, Q, G, h]."""
         decay = running_decay(dt * rates, axis=1)
         last = [part[:, -1:] for part in decay]  # [B, 1, G, h]
         left = x * (dt * jnp.exp(lag(last, decay)))[..., None]

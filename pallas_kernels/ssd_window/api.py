@@ -116,7 +116,7 @@ def ssd_window_scores(
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
-        float32[B, T, G, S], zero for tokens that do not count, and for slots behind a token's own.
+        float32[B, T, G, S], zero for tokens that do not count, and for slots after a token's own.
     """
     where = "ssd_window_scores"
     sizes = check(where, arrays, **records.dimensions)

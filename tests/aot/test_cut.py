@@ -40,7 +40,7 @@ FIRST = ("hybrid", pytest.param("qwen", marks=left_to_all))
 GROUPS = {
     "shared": ("hybrid", {"state_group": 3})
 }  # of the same layers, three and three share a state
-# Before and behind the cut each: recurrent mixers, attention mixers, and those with a gated norm.
+# Before and after the cut each: recurrent mixers, attention mixers, and those with a gated norm.
 COUNTS = {"hybrid": (6, 1, 6), "qwen": (3, 1, 3)}
 WINDOWS = {"hybrid": "ssd_window", "qwen": "gated_delta_window"}
 
@@ -75,7 +75,7 @@ def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
     assert found.outer == ("kCommandBuffer",)
     ssd, attention, _ = COUNTS["hybrid"]
     counts = launches(found, "ssd_scan", "append_kv", "paged_attention", "gated_rmsnorm")
-    # Layers behind the cut write keys, values and states, and read nothing with them.
+    # Layers after the cut write keys, values and states, and read nothing with them.
     assert counts == [2 * ssd, 2 * attention, attention, ssd]
     assert len(found.launches) < len(whole.launches)
     assert found.temp_bytes < 1.02 * whole.temp_bytes
@@ -129,7 +129,7 @@ def test_prompts_of_layers_that_share_a_state_copy_nothing_large(behind):
     found, plain = (compiled(name, True, behind) for name in ("shared", "hybrid"))
     assert found.outer == ("kCommandBuffer",)
     assert found.kinds["kCopy"] <= plain.kinds["kCopy"] + 8
-    # Before the cut nobody keeps what others would read; behind it, where no layer runs on a chunk, neither.
+    # Before the cut nobody keeps what others would read; after it, where no layer runs on a chunk, neither.
     readers = 4 if behind is Behind.ALL else 0
     frames_read = [len(x.named("read_frames")) for x in (found, plain)]
     assert frames_read[0] <= frames_read[1] + readers

@@ -72,7 +72,7 @@ def evict(cache: SimulatedCache, prefix: str) -> int:
 
 @pytest.mark.parametrize("history", [0, 1000])
 def test_an_end_takes_the_pages_above_along_that_nothing_else_uses(history):
-    # 20 shared tokens with a checkpoint, 4 and 5 behind them. Without the shared checkpoint and the other end the
+    # 20 shared tokens with a checkpoint, 4 and 5 after them. Without the shared checkpoint and the other end the
     # last one takes all 24 tokens along; the boundary at 20 stays where the other end's tokens are known.
     cache = cached(history, "s" * 20 + "aaaa", "s" * 20 + "bbbbb")
     assert evict(cache, "s" * 20) == 10

@@ -122,7 +122,7 @@ def test_tables_are_updated_every_thirty_two_requests(monkeypatch):
 
 
 def test_a_use_counts_in_the_bin_of_its_age_and_as_lived_in_those_before(points, end):
-    requests(points, 3)  # age 4: bins of 1 and 2 are behind it
+    requests(points, 3)  # age 4: bins of 1 and 2 are after it
     points.use(end)
     assert counts(points) == {"used": [0, 0, 1], "lived": [1, 1], "lost": []}
 
@@ -335,7 +335,7 @@ def test_a_prompt_of_which_less_than_half_is_known_is_fresh(points, end):
 
 @pytest.mark.parametrize(("known_len", "kind"), [(100, CONTINUED), (101, CONTINUED), (103, PARTED)])
 def test_going_on_from_an_end_may_start_a_little_behind_it(points, end, known_len, kind):
-    # 2 % of 150 tokens are 3: a parting 3 behind the end is one of its own.
+    # 2 % of 150 tokens are 3: a parting 3 after the end is one of its own.
     assert points.relate(end, known_len, 150).kind == kind
 
 

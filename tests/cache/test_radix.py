@@ -343,6 +343,9 @@ def test_the_picture_shows_spans_and_who_needs_them():
         "  [16, 24) 50 51 52 53 54 55 ...: known, promised by r1",
         "    [24, 36) 58 59 60 61 62 63 ...: known, awaited by 1",
     ]
+    lines = describe_tree(pools.tree.root)
+    assert [line.cached for line in lines] == [True, False, False]
+    assert [line.resumes for line in lines] == [True, False, False]
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), [([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2], 2),

@@ -85,7 +85,7 @@ def test_of_equally_good_alphas_the_smallest_is_taken():
 
 
 def test_hits_before_the_first_eviction_do_not_count():
-    # 1.0 hits more in the first three requests, 2.0 behind them.
+    # 1.0 hits more in the first three requests, 2.0 after them.
     found, _ = tuner(
         lambda alpha, number: (alpha == 1.0) * 50 if number < 3 else alpha, bootstrap=1
     )

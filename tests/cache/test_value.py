@@ -30,7 +30,7 @@ def node_at(cache: SimulatedCache, *tokens: int):
     return node
 
 
-# 20 tokens; 5 more behind them; both of the others part from them after 12.
+# 20 tokens; 5 more after them; both of the others part from them after 12.
 LINE, LONGER = [1] * 20, [1] * 25
 BRANCH_A, BRANCH_B = [1] * 12 + [2] * 4, [1] * 12 + [3] * 8
 

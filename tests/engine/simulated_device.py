@@ -331,7 +331,7 @@ class SimulatedDevice:
                 held = self.frames[frame]
                 found = held.summaries[: len(wanted)]
                 assert (held.group, found) == (group, wanted), (
-                    f"frame {frame} holds {found} of layer group {held.group} behind position {start}"
+                    f"frame {frame} holds {found} of layer group {held.group} after position {start}"
                 )
 
     def _write_page(self, pages: np.ndarray, position: int, summary: int | None) -> None:

@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
     other shapes than M and A. D is a gated delta net, G has a gate, S caches columns alone, J and C carry their state.
-    R and T have S beside D and beside A. | and ! are a cut; behind !, each two layers share keys and values, or a
+    R and T have S beside D and beside A. | and ! are a cut; after !, each two layers share keys and values, or a
     state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
@@ -295,7 +295,7 @@ CASES = {
     "decode_other_side_by_side": ("RTR", "float32", "decode", 8, None),
     "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
     "fork_other_kinds": ("DJCGSJD", "float32", "fork", 4, None),
-    # Windows of these do not read the arena, so nothing else orders them behind a fold.
+    # Windows of these do not read the arena, so nothing else orders them after a fold.
     "decode_carried": ("JJ", "float32", "decode", 8, None),
     "decode_columns": ("SS", "float32", "decode", 8, None),
     # The compiler knows the row of a batch of one, so it may read a ring twice, or before a loop.

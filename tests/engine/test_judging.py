@@ -57,7 +57,7 @@ def test_100_000_draws_follow_the_softmax(tree):
         drafts = rng.integers(0, VOCABULARY, (ROWS, width))
         before = [
             max(depth - 1, 0) for depth in depths
-        ]  # a draft should be what is drawn behind its parent
+        ]  # a draft should be what is drawn after its parent
         likely = np.argsort(-by_depth[before], axis=1)
         often = rng.random((ROWS, width)) < 0.9
         drafts = np.where(

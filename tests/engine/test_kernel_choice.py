@@ -77,7 +77,7 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
     [
         (
             "with_own_readout",
-            "no kernels for layers behind a cut that also make a readout of their",
+            "no kernels for layers after a cut that also make a readout of their",
         ),
     ],
 )

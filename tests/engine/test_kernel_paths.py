@@ -124,10 +124,10 @@ def test_tokens_are_those_of_xla(name):
 
 
 def sharing(name: str) -> ModelConfig:
-    """Models whose layers behind the cut share.
+    """Models whose layers after the cut share.
 
     "two_groups": of Mamba-2 layers that share a state; the first of them stands beside attention. "few_layers": one of
-    Mamba-2, and behind the cut two of attention beside Mamba-2, which share both.
+    Mamba-2, and after the cut two of attention beside Mamba-2, which share both.
     """
     plain = tiny_model("with_cut")[0].without_cut
     own, near = plain.layers[4], plain.layers[5]

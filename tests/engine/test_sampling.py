@@ -139,11 +139,12 @@ def test_logprobs_and_ranks_are_numpys(vocab):
     for b in range(5):
         values = np.log(softmax(logits[b]))
         np.testing.assert_allclose(got.chosen[b], values[tokens[b]], rtol=1e-5)
-        assert got.rank[b] == (logits[b] > logits[b, tokens[b]]).sum() + 1
-        best = np.argsort(-logits[b], kind="stable")[:count]
+        order = np.argsort(-logits[b], kind="stable")
+        assert got.rank[b] == list(order).index(tokens[b]) + 1
+        best = order[:count]
         np.testing.assert_array_equal(got.ids[b], best)
         np.testing.assert_allclose(got.values[b], values[best], rtol=1e-5)
-    assert got.rank[0] == 1
+    assert got.rank[0] == 3  # two tokens with lower ids are as likely
 
 
 def test_stop_ids_stop_and_unused_ones_do_not():

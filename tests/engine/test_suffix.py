@@ -20,7 +20,7 @@ texts = st.lists(st.integers(0, 3), max_size=60)
 
 
 def expected(text: list[int], others: list[list[int]], least: int, most: int) -> list[int]:
-    """The definition: the longest match, and what followed it most often; behind a text's end comes its draft."""
+    """The definition: the longest match, and what followed it most often; after a text's end comes its draft."""
     found = []
     for other in (*others, text):
         for end in range(len(other) - 1):

@@ -47,7 +47,7 @@ def setting(name: str, window: int = 1) -> tuple[Model, dict, State]:
 
 
 def page_table(model: Model) -> jax.Array:
-    """int32[B, frames_per_page, 1]: each row's page behind its checkpoint."""
+    """int32[B, frames_per_page, 1]: each row's page after its checkpoint."""
     geometry = model.geometry
     per_row = geometry.state_frames + geometry.frames_per_page
     first = 1 + geometry.state_frames + per_row * np.arange(ROWS)

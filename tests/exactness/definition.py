@@ -206,7 +206,7 @@ def _endings(request: Request) -> list[Mismatch]:
 
 @functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
 def _hidden(params, tokens, lengths, *, config, kv_dtype):
-    """Hidden states behind the last norm, float32[R, T, D]."""
+    """Hidden states after the last norm, float32[R, T, D]."""
     valid, mix = decoder.whole_sequences(tokens, lengths, kv_dtype)
     h = decoder.walk(params, tokens, valid, config, mix)
     return decoder.normed_hidden(params, h, config).astype(jnp.float32)

@@ -18,7 +18,7 @@ from hybrid_jax.state import State
 
 
 class Ahead:
-    """Drafts what stands behind the row's tokens in its history. Now and then it drafts fewer, or nothing."""
+    """Drafts what stands after the row's tokens in its history. Now and then it drafts fewer, or nothing."""
 
     fields = ()
 
@@ -38,7 +38,7 @@ class Ahead:
 
 
 class AheadTree(Ahead):
-    """The same in a tree: at each branch another child has what stands behind the row's tokens, the others do not."""
+    """The same in a tree: at each branch another child has what stands after the row's tokens, the others do not."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)

@@ -45,8 +45,8 @@ def test_a_second_model_like_the_first_is_always_right(name, plain_of):
 
 
 def test_the_head_drafts_what_its_definition_says(monkeypatch):
-    """In every window of the bundled model. Entries of committed tokens are behind the model's own hidden states, those
-    of drafts behind one another."""
+    """In every window of the bundled model. Entries of committed tokens are after the model's own hidden states, those
+    of drafts after one another."""
     # (drafted, accepted) in order, by the counts that they enter.
     windows: dict[int, list[tuple[int, int]]] = {}
     add = DraftCounts.add
@@ -92,7 +92,7 @@ def _entries(params, tokens, hidden, length, config):
 
 
 def drafted(params, config, tokens, hidden) -> list[int]:
-    """Greedy drafts behind tokens, of which all but the last have hidden states [n, D]. The first entry has zeros."""
+    """Greedy drafts after tokens, of which all but the last have hidden states [n, D]. The first entry has zeros."""
     hidden, found = [np.zeros(config.width, np.float32), *hidden], []
     for _ in range(CHAIN.num_tokens):
         padded = np.zeros((1, 192), np.int32)

@@ -284,7 +284,7 @@ def keys_behind_a_cut_are_not_rotated():
 
 
 def own_input_is_written():
-    """A layer behind a cut makes its keys and its state of its own input."""
+    """A layer after a cut makes its keys and its state of its own input."""
     mix = walk.WindowWalk.mix
 
     def changed(self, weights, given, *rest):
@@ -309,7 +309,7 @@ def page_of_another_group():
 
 
 def record_of_the_last_token_one_too_far():
-    """Where the last token of a prompt goes through the layers behind the cut."""
+    """Where the last token of a prompt goes through the layers after the cut."""
     short = prefill.short_chunk
 
     def changed(params, state, rows, ends, **rest):

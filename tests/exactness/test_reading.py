@@ -10,7 +10,7 @@ NAMES = ("qwen3_next", "jamba", "with_cut", "llama")
 
 
 def scored(bench, length, first, **more):
-    """A prompt whose tokens from `first` on are scored, and nobody draws more than one behind it."""
+    """A prompt whose tokens from `first` on are scored, and nobody draws more than one after it."""
     prompt = bench.prompt(length, seed=7)
     return Job(
         prompt=prompt, max_tokens=1, prompt_logprobs=0, logprobs_from=first, logprobs=None, **more

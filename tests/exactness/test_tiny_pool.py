@@ -116,7 +116,7 @@ def engine_of(page_tokens: int) -> Engine:
 
 
 def serve(engine: Engine, jobs: list[Job], *, rate: float = 0.03, check_every: int = 8) -> Run:
-    """Runs the jobs while free memory is poisoned at so many of the steps; leaves an empty pool behind."""
+    """Runs the jobs while free memory is poisoned at so many of the steps; leaves an empty pool after."""
     poison = Poison(engine, rate=rate)
     with one_shape(32):
         run = drive(engine, jobs, poison, check_every=check_every)

@@ -68,7 +68,7 @@ def expected(case: Case, inputs: dict) -> tuple[np.ndarray, dict]:
         half = case.rotated // 2
         for row, token in np.ndindex(case.rows, case.tokens):
             for j in range(half):
-                # In float32, as everywhere: an angle of 100,000 has few digits behind the point.
+                # In float32, as everywhere: an angle of 100,000 has few digits after the point.
                 angle = np.float32(case.base[row] + token) * frequencies(case)[j]
                 turn = np.exp(1j * np.float64(angle))
                 pair = (x[row, token, :, j] + 1j * x[row, token, :, j + half]) * turn

@@ -236,7 +236,7 @@ class TestImplementation:
     def test_windows_of_which_some_tokens_stay_give_the_records_of_all_that_stay(
         self, implementation
     ):
-        """A sequence of 24 tokens, of which each window has one to four. What it has behind them does not stay."""
+        """A sequence of 24 tokens, of which each window has one to four. What it has after them does not stay."""
         chunk = make_inputs(Case(name="sequence", tokens=24, lengths=(24,) * 3))
         xBC, dt = causal_conv(**chunk, layout=SMALL, implementation="reference")
         case = replace(CASE["decode"], tokens=4, slots=27, layers=1)

@@ -201,7 +201,7 @@ class TestImplementation:
 
     @pytest.mark.parametrize("t", [0, 1, 17, 31])
     def test_a_query_has_the_same_bits_alone_and_in_a_chunk(self, implementation, t):
-        """Exact mode's decode: the same window, with one query that counts and no keys behind it."""
+        """Exact mode's decode: the same window, with one query that counts and no keys after it."""
         case = replace(BITS, tokens=32, base=(0, 32, 96, 160))
         inputs = make_inputs(case)
         together = run(case, inputs, implementation)

@@ -77,7 +77,7 @@ def test_a_chunk_equals_the_reference_whatever_padding_holds(case, dtype):
     before, written = np.asarray(inputs["arena"]), np.asarray(inputs["write"])[:, FIRST_FRAME:]
     others = np.setdiff1d(np.arange(len(before)), written)
     assert_same_bits(got[2][others], before[others])
-    assert_same_bits(got[2][:, -1], before[:, -1])  # behind the last channel of a frame
+    assert_same_bits(got[2][:, -1], before[:, -1])  # after the last channel of a frame
     ring = np.asarray(inputs["state"]).copy()
     ring[LAYER, inputs["rows"], inputs["copies"]] = got[3][LAYER, inputs["rows"], inputs["copies"]]
     assert_same_bits(got[3], ring)

@@ -64,10 +64,8 @@ The columns of cards say how many sequences of 8,192 tokens, or of the model's l
 says that the model does not fit the card. `hybrid-jax inspect NAME --device CARD` says more
 ([choose memory](how_to/choose_memory.md)).
 
-| name | family | parameters | weights | A100, 40 GB | H100, 80 GB | H200, 141 GB | repositories |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |
 """
-CARDS = ("a100-40gb", "h100", "h200")
+SHOWN_CARDS = {"a100-40gb": "A100, 40 GB", "h100": "H100, 80 GB", "h200": "H200, 141 GB"}
 LENGTH = 8192
 TAIL = """
 ## A small model without weights
@@ -126,12 +124,15 @@ def page() -> str:
         cells = (_recurrent(configs), _attention(configs), _feed_forward(configs))
         text += f"| `{family}` | {' | '.join(cells)} | {_more(family, configs)} |\n"
     text += MTP + KNOWN_HEAD
+    cards = " | ".join(SHOWN_CARDS.values())
+    text += f"| name | family | parameters | weights | {cards} | repositories |\n"
+    text += f"| --- | --- | ---: | ---: |{' ---: |' * len(SHOWN_CARDS)} --- |\n"
     for name, fields in known().items():
         config = load_known(name)
         repositories = ", ".join(fields.get("_repositories", ())) or "-"
         count = weight_count(config)
         size = f"{count / 1e9:.2f} B" if count > 1e8 else f"{count / 1e6:.2f} M"
-        found = [inspect_model(name, device=card, dtype="bfloat16") for card in CARDS]
+        found = [inspect_model(name, device=card, dtype="bfloat16") for card in SHOWN_CARDS]
         cells = [size, format_size(found[0]["weight_bytes"]), *map(_sequences, found)]
         text += f"| `{name}` | `{config.family}` | {' | '.join(cells)} | {repositories} |\n"
     return text + TAIL

@@ -293,7 +293,7 @@ def test_projections_behind_a_cut_are_not_left_out(edit):
 
 
 def test_projections_before_a_cut_are_those_of_the_plain_model(edit):
-    """A later cut finds none of its projections; without one, those behind the cut have no place."""
+    """A later cut finds none of its projections; without one, those after the cut have no place."""
     name = "llama_swiftkv_no_groups"
     with pytest.raises(
         ValueError, match="3 tensors of .* have no place .*layers.1.self_attn.k_proj_swiftkv"

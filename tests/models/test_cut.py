@@ -175,19 +175,19 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
         (
             "jamba",
             {"cut": 1},
-            r"layer 2 \(the first is 0\) is Mamba1, which has no form behind a cut, only Attention",
+            r"layer 2 \(the first is 0\) is Mamba1, which has no form after a cut, only Attention",
         ),
         (
             "lfm2",
             {"cut": 1},
-            r"layer 2 \(the first is 0\) is ShortConv, which has no form behind a cut",
+            r"layer 2 \(the first is 0\) is ShortConv, which has no form after a cut",
         ),
         ("shared", {"cut": 2}, "layer 2 shares the weights of layer 0"),
-        ("llama", {"cut": 1, "kv_group": 2}, "kv_group must divide .* behind the cut, 1, got 2"),
+        ("llama", {"cut": 1, "kv_group": 2}, "kv_group must divide .* after the cut, 1, got 2"),
         ("llama", {"cut": 1, "state_group": 2}, "state_group must divide .*, 0, got 2"),
-        ("llama", {"cut": 1, "kv_group": 0}, "kv_group must divide .* behind the cut, 1, got 0"),
-        ("with_cut", {"cut": 1}, "has a cut behind layer 2 already"),
-        ("llama", {"cut": 1, "own_readout": True}, "for recurrent layers, .* none behind cut 1"),
+        ("llama", {"cut": 1, "kv_group": 0}, "kv_group must divide .* after the cut, 1, got 0"),
+        ("with_cut", {"cut": 1}, "has a cut after layer 2 already"),
+        ("llama", {"cut": 1, "own_readout": True}, "for recurrent layers, .* none after cut 1"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(name, settings, message):

@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.weights import load_model, save_orbax
+from hybrid_jax.weights import BUNDLED, load_model, save_orbax
 from tests.models.checkpoints import GOLDEN, same_bits
 from tests.parity.goldens import GOLDENS
 
@@ -52,6 +52,17 @@ def test_orbax_replaces_an_earlier_model_and_nothing_else(tmp_path):
     (tmp_path / "thesis" / "chapter.tex").write_text("text")
     with pytest.raises(ValueError, match="thesis exists and is not a saved model"):
         save_orbax(tmp_path / "thesis", config, params)
+
+
+def test_a_model_is_written_over_itself_in_another_dtype(tmp_path):
+    config, params = load_model(BUNDLED, dtype="float32")
+    folder = tmp_path / "model"
+    save_orbax(folder, config, params, tokenizer_from=BUNDLED)
+    save_orbax(folder, *load_model(folder, dtype="bfloat16"), tokenizer_from=folder)
+    again, restored = load_model(folder)
+    assert again.dtype == "bfloat16" and (folder / "tokenizer.json").is_file()
+    assert same_bits(restored, load_model(BUNDLED, dtype="bfloat16")[1])
+    assert sorted(file.name for file in folder.iterdir() if file.is_dir()) == ["params"]
 
 
 def test_orbax_casts_on_load(tmp_path):

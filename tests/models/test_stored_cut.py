@@ -79,7 +79,7 @@ def test_the_bundled_model_needs_no_path(tmp_path):
         ({"cut": "4"}, ValueError, "cut must be a whole number of at least 1, got '4'"),
         ({"own_readout": 1}, ValueError, "own_readout must be true or false, got 1"),
         ({"own_readout": False}, ValueError, "must have shape"),
-        ({"state_group": 2}, ValueError, "state_group must divide .* behind the cut, 3, got 2"),
+        ({"state_group": 2}, ValueError, "state_group must divide .* after the cut, 3, got 2"),
         ({"state_group": 1}, ValueError, "has no tensor layers|must have shape"),
     ],
 )

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class LlamaSwiftKVConfig(LlamaConfig):
-    """Layers up to `num_key_value_layers` are as in Llama; behind them, groups share keys and values."""
+    """Layers up to `num_key_value_layers` are as in Llama; after them, groups share keys and values."""
 
     model_type = "llama_swiftkv"
     num_key_value_layers: int | None = None
@@ -47,7 +47,7 @@ class SwiftKV:
                 setattr(attention, f"{name}_proj_swiftkv", like(getattr(attention, f"{name}_proj")))
 
     def later(self) -> range:
-        """The layers behind the cut."""
+        """The layers after the cut."""
         return range(self.config.num_key_value_layers, self.config.num_hidden_layers)
 
     def leads(self, index: int) -> bool:
@@ -97,7 +97,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def behind(layer, h, q, k, v, masked) -> torch.Tensor:
-    """The residual stream behind a layer with these queries, keys and values."""
+    """The residual stream after a layer with these queries, keys and values."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + masked

@@ -99,7 +99,7 @@ def test_a_turn_never_arrives_before_the_one_before_has_ended():
     run = finished(chat(5, 0.0), device=DeviceModel(dispatch_s=1.0))
     for turn in range(1, 5):
         assert run.arrived[turn] == run.ended[turn - 1] > run.arrived[turn - 1]
-    # Each is found in the cache by the next: all but what lies behind the last multiple of 32.
+    # Each is found in the cache by the next: all but what lies after the last multiple of 32.
     assert [run.hits[n] for n in range(5)] == [0, 128, 256, 384, 512]
 
 
@@ -128,7 +128,7 @@ def test_what_can_never_fit_is_counted_and_does_not_block_its_session():
     ("length", "padded"), [(256, 0), (300, 212), (1024, 0), (1000, 24), (1030, 26)]
 )
 def test_times_are_those_of_the_device_and_padding_is_computed_too(length, padded):
-    # 512 tokens a plan, a second each, and a GFLOP a token at 100 GFLOP/s. The four steps behind the first token
+    # 512 tokens a plan, a second each, and a GFLOP a token at 100 GFLOP/s. The four steps after the first token
     # are part of the last plan, and take nothing to speak of.
     device = DeviceModel(dispatch_s=1.0, flops_per_second=1e11, bytes_per_second=1e30)
     trace = [asked(0, 5.0, tokens(0, length), tokens(1, 5))]

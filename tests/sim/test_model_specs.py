@@ -166,7 +166,7 @@ def test_a_cut_in_half_of_a_hybrid():
         changed = with_cut(config, 26, kv_group=group, state_group=group)
         assert spec.costs.flops(8191) == pytest.approx(prefill_flops(changed, 8191))
         assert spec.decode.flops(8191) == pytest.approx(prefill_flops(changed, 8191, whole=True))
-        # Of 4 attention layers and of 24 recurrent ones, half are behind the cut.
+        # Of 4 attention layers and of 24 recurrent ones, half are after the cut.
         assert spec.costs.kv_bytes == plain.kv_bytes * (2 + 2 // group) // 4
         assert spec.costs.checkpoint_bytes == plain.checkpoint_bytes * (12 + 12 // group) // 24
         # What a decode step reads is the same.

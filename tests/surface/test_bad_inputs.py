@@ -183,7 +183,7 @@ MISTAKES = [
     ("inspect nemotron_h_8b --cut 60", "--cut must be at least 1 and below the number of layers, 52"),
     ("inspect --state-group 2", "--kv-group and --state-group need a cut"),
     ("inspect --kv-cache-dtype int8", "--kv-cache-dtype must be one of ('auto', 'fp8'), got 'int8'"),
-    ("inspect llama_3_1_8b_swiftkv --cut 4", "the model has a cut behind layer 16 already"),
+    ("inspect llama_3_1_8b_swiftkv --cut 4", "the model has a cut after layer 16 already"),
     # pool-sim
     ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),
     ("pool-sim --pool 1KB", "--pool must hold one request of jamba_1_5_mini"),

@@ -83,7 +83,7 @@ def test_a_saved_conversation_goes_on(talk, tmp_path):
 def test_stats_say_what_the_last_answer_cost(talk):
     (_, _, err), _ = talk("/stats", "hi", "/stats")
     none, numbers, cache = err.splitlines()
-    assert none == "no answer is finished yet"
+    assert none == "there is no finished answer"
     assert re.match(
         r"8 tokens of prompt, 0 of them from the prefix cache; 3 new ones, the first after \d+ ms",
         numbers,
@@ -100,10 +100,15 @@ def test_stats_say_what_the_last_answer_cost(talk):
         ("/load /no/such/file", "/no/such/file: No such file or directory"),
         ("/load WRONG", "WRONG holds no conversation that /save wrote: "),
         ("/load EMPTY", "EMPTY holds no conversation that /save wrote: "),
+        ("/load NULL", "NULL holds no conversation that /save wrote: "),
     ],
 )
 def test_a_wrong_command_is_a_line_and_the_conversation_goes_on(talk, tmp_path, line, said):
-    for name, content in (("WRONG", '{"messages": [{"role": 3}]}'), ("EMPTY", "{}")):
+    for name, content in (
+        ("WRONG", '{"messages": [{"role": 3}]}'),
+        ("EMPTY", "{}"),
+        ("NULL", '{"messages": null}'),
+    ):
         (tmp_path / name).write_text(content)
         line = line.replace(name, str(tmp_path / name))
         said = said.replace(name, str(tmp_path / name))
@@ -126,22 +131,59 @@ def test_a_conversation_that_is_too_long_loses_only_the_last_message(talk):
     assert prompts[-1] == f"<user>hi<assistant>{ANSWER}<user>and?"
 
 
+class Watched:
+    """A stream that notes whether it was closed."""
+
+    def __init__(self, deltas):
+        self.deltas, self.closed = deltas, False
+
+    def __iter__(self):
+        return self.deltas
+
+    def close(self):
+        self.closed = True
+        self.deltas.close()
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
-    def interrupted(deltas):
-        yield next(deltas)
-        deltas.close()
-        raise KeyboardInterrupt
+    stream, write, streams, written = LLM.stream_chat, chat_module.write, [], []
 
-    stream, calls = LLM.stream_chat, []
+    def watched(self, *arguments, **options):
+        streams.append(Watched(stream(self, *arguments, **options)))
+        return streams[-1]
 
-    def first_is_interrupted(self, *arguments, **options):
-        calls.append(1)
-        deltas = stream(self, *arguments, **options)
-        return interrupted(deltas) if len(calls) == 1 else deltas
+    def interrupted(text="", **options):
+        write(text, **options)
+        if text:
+            written.append(text)
+            if len(written) == 1:  # Ctrl-C while the first piece is being shown
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", first_is_interrupted)
-    (code, out, err), prompts = talk("hi", "and?")
-    assert (code, err) == (0, "stopped\n")
-    part = prompts[1].removeprefix("<user>hi<assistant>").removesuffix("<user>and?")
-    assert ANSWER.startswith(part) and part
-    assert out == f"{part}\n{ANSWER}\n"
+    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", watched)
+    monkeypatch.setattr(chat_module, "write", interrupted)
+    (code, out, err), prompts = talk("hi", "/stats", "and?")
+    assert (code, err) == (0, "stopped\nthere is no finished answer\n")
+    assert streams[0].closed
+    assert prompts[1] == f"<user>hi<assistant>{written[0]}<user>and?"
+    assert out == f"{written[0]}\n{ANSWER}\n"
+
+
+def test_between_fences_a_slash_begins_no_command(talk):
+    (code, out, err), prompts = talk('"""/reset', 'me"""')
+    assert (code, out, err) == (0, f"{ANSWER}\n", "") and prompts == ["<user>/reset\nme"]
+
+
+def test_an_engine_that_fails_ends_the_answer_and_not_the_program(talk, monkeypatch):
+    def fails(self, *arguments, **options):
+        raise RuntimeError("the device is gone")
+        yield
+
+    stream = LLM.stream_chat
+    calls = iter((fails, stream))
+    monkeypatch.setattr(
+        "hybrid_jax.api.llm.LLM.stream_chat",
+        lambda *given, **options: next(calls)(*given, **options),
+    )
+    (code, out, err), prompts = talk("hi", "again")
+    assert (code, err) == (0, "no answer: the device is gone\n")
+    assert prompts == ["<user>again"] and out.endswith(f"{ANSWER}\n")

@@ -509,13 +509,13 @@ def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
             assert sum(sizes) == CARDS[card][0] and min(sizes) >= 0
             assert share["rows"] == report["fit"]["rows"][str(share["tokens"])]
     text = run("inspect", name, "--device", "h200")[1]
-    table = text.partition("where the memory goes:\n")[2].splitlines()
+    table = text.partition("where memory goes:\n")[2].splitlines()
     shares = json.loads(run("inspect", name, "--device", "h200", "--json")[1])["shares"]
     if not shares:  # it does not fit
         assert table == []
         return
     assert len(table) == 1 + len(shares)
-    assert table[0].split()[:2] == ["tokens", "--max-rows"] and table[1].endswith("140 GiB")
+    assert table[0].split()[:2] == ["tokens", "rows"] and table[1].endswith("140 GiB")
 
 
 @pytest.mark.parametrize("asked", [("--max-rows", "1000000"), ("--memory", "900GiB")])
@@ -560,7 +560,7 @@ def test_a_wrong_grain_is_named_for_a_card_too(run, bamba, grain):
 def test_a_card_that_nobody_knows_is_refused_with_those_that_are_known(run, bamba):
     code, _, err = run("inspect", bamba, "--device", "b300")
     assert code == 2 and err == (
-        "hybrid-jax: --device must be cpu or one of the known cards, a100, a100-40gb, h100, h200; got 'b300'\n"
+        f"hybrid-jax: --device must be cpu or one of the known cards, {', '.join(sorted(CARDS))}; got 'b300'\n"
     )
 
 
@@ -630,7 +630,7 @@ def test_inspect_shows_what_groups_behind_a_cut_take(run):
     assert states["12"] == pytest.approx(checkpoint * 13 / 24, rel=0.01)
     shown = run(*command)[1]
     assert re.search(
-        r"^cut +behind layer 26 of 52; saves 43% of the FLOPs of a prompt of 4,096 tokens$",
+        r"^cut +after layer 26 of 52; saves 43% of the FLOPs of a prompt of 4,096 tokens$",
         shown,
         re.M,
     )

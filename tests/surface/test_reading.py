@@ -80,13 +80,69 @@ def test_a_token_that_reaches_into_the_continuation_belongs_to_it(make_llm):
         llm.score("a", "b")
 
 
+def test_an_empty_prompt_is_the_token_that_begins_texts(bundled):
+    begin = bundled.get_tokenizer().bos_token_id
+    [empty], [given] = bundled.score("", "import os"), bundled.score([begin], "import os")
+    assert empty == given and len(empty.token_ids) == 9
+
+
+class WithBeginAndEnd:
+    """Writes a token before a text and one after it, and drops spaces at the end."""
+
+    bos_token_id = 1
+
+    def encode(self, text, add_special_tokens=True):
+        ids = list(text.rstrip(" ").lower().encode())
+        return [1, *ids, 2] if add_special_tokens else ids
+
+    def decode(self, ids, skip_special_tokens=True):
+        return bytes(i for i in ids if i > 2 or not skip_special_tokens).decode()
+
+
+@pytest.mark.parametrize(
+    "prompt, continuation, ids, first",
+    [
+        ("ab", "cd", [1, 97, 98, 99, 100], 3),
+        ("ab", {"prompt": "cd"}, [1, 97, 98, 99, 100], 3),
+        ([97, 98], "cd", [97, 98, 99, 100], 2),
+        ([97, 98], {"prompt": "cd"}, [97, 98, 99, 100], 2),
+        ("", "cd", [1, 99, 100], 1),
+    ],
+)
+def test_special_tokens_stand_only_before_the_prompt(make_llm, prompt, continuation, ids, first):
+    llm = make_llm(tokenizer=WithBeginAndEnd())
+    llm.score(prompt, continuation)
+    added = llm._engine.added[-1]
+    assert (list(added.prompt), added.logprobs_from) == (ids, first)
+
+
+def test_what_a_template_wrote_gets_no_special_tokens_again(make_llm):
+    llm = make_llm(tokenizer=WithBeginAndEnd())
+    template = "\x01{% for m in messages %}{{ m.content }}{% endfor %}"
+    llm.score(llm.render_chat([{"role": "user", "content": "ab"}], chat_template=template), "cd")
+    added = llm._engine.added[-1]
+    assert (list(added.prompt), added.logprobs_from) == ([1, 97, 98, 99, 100], 3)
+
+
+@pytest.mark.parametrize(
+    "prompt, continuation, said",
+    [
+        ("Ab", "c", "where it begins is not known"),
+        ([97], " ", "continuation 0 adds no token to its prompt"),
+    ],
+)
+def test_a_continuation_that_cannot_be_found_is_refused(make_llm, prompt, continuation, said):
+    with pytest.raises(ValueError, match=said):
+        make_llm(tokenizer=WithBeginAndEnd()).score(prompt, continuation)
+
+
 @pytest.mark.parametrize(
     "prompts, continuations, said",
     [
         (["a", "b"], ["c", "d", "e"], "2 prompts and 3 continuations do not pair"),
         ("a", "", "continuation 0 is empty; there is nothing to score"),
         ("a", ["b", []], "is empty"),
-        ("", "b", "prompt 0: is empty"),
+        ([[]], "b", "prompt 0: is empty"),
         (3, "b", "score: prompts must be text, token ids, or a list of these, got int"),
         ("a", b"b", "score: continuations must be text, token ids, or a list of these, got bytes"),
         ("a", [5000], "token ids must lie between 0 and"),

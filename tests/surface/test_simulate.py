@@ -26,7 +26,7 @@ KEYS = {
 
 
 def write_chat(path, sizes):
-    """Turns of one chat, a second apart, of so many prompt tokens; each goes on behind two tokens of output."""
+    """Turns of one chat, a second apart, of so many prompt tokens; each goes on after two tokens of output."""
     lines = []
     for turn, size in enumerate(sizes):
         prompt, output = list(range(size)), [size, size + 1]
@@ -185,7 +185,6 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
             "--policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X with "
             "a number X >= 0, got 'optimal'",
         ),
-        (("--kv-quota", "0.1,0.5"), "No such option: --kv-quota: one order of value"),
         (("--clock", "arrivals", "--grain", "4"), "--grain must be a power of two between 8 and 64, got 4"),
         (("--ttft-table", "none.csv"), "--ttft-table none.csv: No such file or directory"),
         (("--speed", "3"), "No such option: --speed"),

@@ -169,5 +169,5 @@ def test_a_config_that_is_no_object_is_named(tmp_path, text, message):
 
 def test_ids_of_another_text_have_no_ends(tmp_path):
     tokenizer = save_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match="token_ends: 2 ids are not this text's, 'abc'"):
-        tokenizer.token_ends("abc", tokenizer.encode("ab"))
+    with pytest.raises(ValueError, match="tokenizer: 2 ids are not this text's, 'abc'"):
+        tokenizer.count_within("abc", tokenizer.encode("ab"), [1])

@@ -38,7 +38,7 @@ def test_memory_is_a_stack_that_fits_the_arena(watched):
     used = np.array(watch.column("page_frames")) + np.array(watch.column("checkpoint_frames"))
     assert top == pytest.approx(used.max()) and 0 < top <= most
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        *("keys and values, running", "states, running"),
+        *("keys and values, not cached", "states, not cached"),
         *("keys and values, cached", "states, cached"),
     ]
     ax.figure.canvas.draw()

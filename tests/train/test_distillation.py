@@ -344,7 +344,7 @@ def test_ctrl_c_saves_the_step_and_the_same_call_goes_on(model, sources, tmp_pat
         patch.setattr(distillation, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             distill(tmp_path / "stopped", model, **settings | {"progress": True})
-    assert "stopped behind step 3, which is saved" in capsys.readouterr().err
+    assert "stopped after step 3, which is saved" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(ValueError, match="a training there has not ended, and its command goes on"):
         load_model(tmp_path / "stopped")

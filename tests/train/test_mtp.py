@@ -34,7 +34,7 @@ def heads_config(fields):
 
 
 def test_the_loss_follows_the_chain_that_drafts(small_fields):
-    """Entry by entry: at depth d, the one of token p stands behind that of token p - 1 at depth d - 1."""
+    """Entry by entry: at depth d, the one of token p stands after that of token p - 1 at depth d - 1."""
     config, length = heads_config(small_fields), 6
     params = random_params(config, 0)
     tokens = jax.random.randint(jax.random.key(0), (2, length), 0, 256)

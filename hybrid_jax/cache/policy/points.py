@@ -102,7 +102,7 @@ class Points:
         self._mean_log_gap, self._num_gaps = 0.0, 0
         self._serial = 0
         # For each step the lives that have not come to it: (since, life, point), in the order in which they began.
-        # Nothing comes after the last step, so the queue behind it keeps none.
+        # Nothing comes after the last step, so the queue after it keeps none.
         self._coming: list[deque[tuple[float, int, Point]]] = [deque() for _ in self.tables.steps]
         self._coming.append(deque(maxlen=0))
 

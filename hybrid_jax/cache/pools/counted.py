@@ -1,6 +1,6 @@
 """Pages and checkpoints that are only counted, in bytes of one budget: the pools of a cache on virtual time.
 
-They stand where `FrameAllocator`, `SlotTable` and `PageHolds` stand in an engine, behind the same tree and the same
+They stand where `FrameAllocator`, `SlotTable` and `PageHolds` stand in an engine, under the same tree and the same
 policies. Pages are ranges, of one token each; rows hold nothing of their own.
 """
 

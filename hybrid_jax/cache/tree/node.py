@@ -38,7 +38,7 @@ class Node:
 
     Attributes:
         tokens: int32[end - start] token ids of the edge from the parent.
-        start, end: absolute positions of the first one, and behind the last.
+        start, end: absolute positions of the first one, and after the last.
         parent: None for the root, and for a node that left the tree.
         children: by their first token.
         pages: those that overlap [start, end), as the tree's `PageStore` lists them; None while the span is known
@@ -249,22 +249,26 @@ def look_up_result(
     )
 
 
-# --- a picture ----------------------------------------------------------------------------------------
+# --- a listing ----------------------------------------------------------------------------------------
 
 
 class NodeLine(NamedTuple):
-    """A node as a picture shows it.
+    """A node as a listing shows it.
 
     Attributes:
         depth: 0 for the children of the root.
         span: where it begins and ends, in tokens.
         text: its first tokens.
-        marks: what is cached of it, and who needs it.
+        cached: whether its pages are cached; if not, its tokens are only known.
+        resumes: whether a prompt can resume at its end, because a checkpoint stands there.
+        marks: what is cached of it, and who needs it, in words.
     """
 
     depth: int
     span: tuple[int, int]
     text: str
+    cached: bool
+    resumes: bool
     marks: list[str]
 
     def __str__(self) -> str:
@@ -279,7 +283,7 @@ def ids_of(tokens: np.ndarray) -> str:
 
 
 def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> list[NodeLine]:
-    """The nodes of a tree, each behind its parent; at most `MAX_NODES`.
+    """The nodes of a tree, each after its parent; at most `MAX_NODES`.
 
     Args:
         root: of the tree. text_of: what is shown of a node's tokens.
@@ -295,6 +299,7 @@ def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> 
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
         marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
-        lines.append(NodeLine(depth, (node.start, node.end), text_of(node.tokens), marks))
+        span, cached, resumes = (node.start, node.end), bool(node.cached), bool(node.slot)
+        lines.append(NodeLine(depth, span, text_of(node.tokens), cached, resumes, marks))
         stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
     return lines

@@ -5,7 +5,7 @@ everything above a cached node is cached. A checkpoint stands at its node's end.
 
 The tree holds one count on every frame and slot that a node lists, as any other holder does. A page that
 two nodes share (a split inside it) is counted twice. Only offsets below a node's end are promised in its last
-page: the row that filled it may go on writing behind that, everybody else copies the page first.
+page: the row that filled it may go on writing after that, everybody else copies the page first.
 """
 
 from __future__ import annotations

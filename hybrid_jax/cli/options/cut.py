@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 CutOption = Annotated[
-    int | None, typer.Option(help="Layers that the tokens of a prompt go through (SwiftKV).")
+    int | None,
+    typer.Option(
+        help="Number of layers before the cut; prompt tokens go through these only (SwiftKV)."
+    ),
 ]
 KVGroupOption = Annotated[
-    int, typer.Option(help="Attention layers behind the cut that share keys and values.")
+    int, typer.Option(help="Attention layers after the cut that share keys and values.")
 ]
 StateGroupOption = Annotated[
-    int, typer.Option(help="Recurrent layers behind the cut that share a state.")
+    int, typer.Option(help="Recurrent layers after the cut that share a state.")
 ]
 
 

@@ -76,8 +76,8 @@ class ModelOptions:
     cache: Annotated[
         str,
         typer.Option(
-            help="What the prefix cache keeps when memory is short: adaptive, lru, marconi and others, or off for no "
-            "cache."
+            help="What the prefix cache keeps when memory is short: adaptive, lru, sglang, marconi, marconi-code or "
+            "alpha:X, or off for no cache."
         ),
     ] = "adaptive"
     speculation: Annotated[

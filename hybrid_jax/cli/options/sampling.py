@@ -13,6 +13,9 @@ from hybrid_jax.cli.exits import text_of
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
+FORMS = (
+    *("json_schema", "json_object", "regex", "choice", "grammar"),
+)  # options of which a text can follow one
 MODELS_OWN = "the model's, or off"  # the default of what generation_config.json may set
 
 
@@ -131,14 +134,11 @@ class SamplingOptions:
         Raises:
             ValueError: more than one form, or one that cannot be read. OSError: a file cannot be read.
         """
-        given: dict[str, Any] = {
-            "--json-schema": self.json_schema,
-            "--json-object": self.json_object or None,
-            "--regex": self.regex,
-            "--choice": self.choice or None,
-            "--grammar": self.grammar,
-        }
-        named = [name for name, value in given.items() if value is not None]
+        named = [
+            f"--{name.replace('_', '-')}"
+            for name in FORMS
+            if getattr(self, name) not in (None, False, [])
+        ]
         if len(named) > 1:
             raise ValueError(f"{' and '.join(named)} exclude each other; leave one out")
         if self.json_schema is not None:
@@ -165,7 +165,7 @@ class SamplingOptions:
             defaults: of the model. form: as `form` returned it. more: further fields.
         """
         given = dict(vars(self))
-        for name in ("json_schema", "json_object", "regex", "choice", "grammar"):
+        for name in FORMS:
             del given[name]
         given["skip_special_tokens"] = not given.pop("keep_special_tokens")
         if given["logit_bias"]:

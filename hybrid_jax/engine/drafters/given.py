@@ -19,6 +19,6 @@ class Given:
     def draft(
         self, params: dict, state: State, rows: DraftRows, model: Model
     ) -> tuple[Drafts, State]:
-        """What the host expects behind the row's own token."""
+        """What the host expects after the row's own token."""
         tokens, count = (rows.layout.get(rows.batch, name) for name, _ in self.fields)
         return Drafts(tokens.reshape(len(rows.alive), -1), count), state

@@ -108,7 +108,7 @@ class Layers:
         goes_on: jax.Array,
         model: Model,
     ) -> tuple[jax.Array, State]:
-        """One token int32[B] of each row through the layers, with the hidden state [B, D] before it: [B, D] behind it.
+        """One token int32[B] of each row through the layers, with the hidden state [B, D] before it: [B, D] after it.
 
         In exact mode a window is as long as the ring. It never reaches the end of that, so its columns stay.
         """
@@ -173,7 +173,7 @@ class Layers:
 class Exit(Layers):
     """The layers before a cut, and a head on its output.
 
-    What they write of the drafts is what the verification writes there again. Layers behind the cut write nothing.
+    What they write of the drafts is what the verification writes there again. Layers after the cut write nothing.
     """
 
     def stack(self, params: dict, model: Model) -> ExitStack:

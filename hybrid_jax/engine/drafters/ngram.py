@@ -34,7 +34,7 @@ class NGram:
                 *(history, last, config.ngram_max, taken[:, :number]),
                 loops=model.kernels == "xla",
             )
-            # What repeats itself goes on so: behind the last token known comes the first of the period.
+            # What repeats itself goes on so: after the last token known comes the first of the period.
             offsets = jnp.arange(max(depths)) % jnp.maximum(last - place, 1)[:, None]
             places = jnp.clip(place[:, None] + 1 + offsets, 0, history.shape[1] - 1)
             tokens = jnp.take_along_axis(history, places, axis=1)
@@ -48,7 +48,7 @@ class NGram:
 
 
 def _branches(config: SpeculationConfig) -> list[int]:
-    """For each draft, which of the branches behind the row's own token it belongs to."""
+    """For each draft, which of the branches after the row's own token it belongs to."""
     tree, first = config.tree or tuple(range(config.num_tokens)), 0
     found: list[int] = []
     for parent in tree:

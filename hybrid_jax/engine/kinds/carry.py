@@ -198,7 +198,7 @@ def put_copies(
     start: jax.Array,
     zero: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """A ring [L, B', copies, S] with new copies of one layer's states; behind the last copy comes the first.
+    """A ring [L, B', copies, S] with new copies of one layer's states; after the last copy comes the first.
 
     Also an element of it that exists once all are written.
 

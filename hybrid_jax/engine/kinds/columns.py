@@ -108,7 +108,7 @@ def convolve_window(
 def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Array:
     """The columns that a window leaves in the ring, bits[B, W - 1 + T, E].
 
-    If the window's last token is committed, the columns move on, so that the next window begins behind that token. For
+    If the window's last token is committed, the columns move on, so that the next window begins after that token. For
     other windows `commit` moves them.
     """
     width = columns.shape[1] - history

@@ -50,6 +50,6 @@ def fold_columns(state: State, group: int, rows: FoldRows, folds: jax.Array, mod
     conv = state.rings[group]["conv"]
     arrays = Columns(state.arena, write, folds, conv)
     arena = store_columns(arrays, columns=own.layout.columns, implementation="pallas")
-    # Before a window writes the ring: XLA might put the fold behind that, and would copy the ring for it.
+    # Before a window writes the ring: XLA might put the fold after that, and would copy the ring for it.
     arena, conv = jax.lax.optimization_barrier((arena, conv))
     return state.replace(arena=arena).with_ring(group, conv=conv)

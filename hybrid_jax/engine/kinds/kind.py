@@ -122,7 +122,7 @@ class CommitRows(NamedTuple):
         return jnp.where(places < history, places, history + stays)
 
     def moves(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Of the tokens behind the first one: from where and to where in the window they move, and whether they do.
+        """Of the tokens after the first one: from where and to where in the window they move, and whether they do.
 
         Two int32 and a bool [B, D - 1]; a later move reads nothing that an earlier one has written.
         """

@@ -129,7 +129,7 @@ class Mamba1Pallas(WithPallasColumns):
         copies = (rows.checkpoint + model.geometry.grain) % ring.shape[2]
         arrays = States(state.arena, write, folds, copies, ring)
         arena = store_states(arrays, unit_words=own.layout.unit_words, **PALLAS)
-        # Before a window writes the ring: XLA might put the fold behind that, and would copy the ring for it.
+        # Before a window writes the ring: XLA might put the fold after that, and would copy the ring for it.
         arena, ring = jax.lax.optimization_barrier((arena, ring))
         state = state.replace(arena=arena).with_ring(group, state=ring)
         return fold_columns(state, group, rows, folds, model)

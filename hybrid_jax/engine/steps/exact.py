@@ -54,7 +54,7 @@ def exact_step(
     With speculation, logits exist of T = 1 + k tokens of each row, and drafts are judged as in `verify`.
 
     Args:
-        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last and drafts behind it, or
+        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last and drafts after it, or
             computes `length` tokens of a prompt from its checkpoint on. Other rows are inert. A full ring folds before
             a token is fed. After a chunk it folds if the row has a slot for that.
 
@@ -71,7 +71,7 @@ def exact_step(
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
     known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
     decoding = walk.cursor(state.lengths[:num_rows], known, read_slot, fold_slot, model)
-    # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
+    # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain after one.
     chunk = walk.Cursor(known, known, read_slot)
     at = jax.tree.map(functools.partial(jnp.where, feeds), decoding, chunk)
     shared = walk.prepare(params, model)
@@ -126,7 +126,7 @@ def exact_step(
     if not commits:
         full = alive & (reached == base + geometry.grain)
         state = walk.end_aligned(state, full, model)
-    # Attention behind a state that is carried may still have to read pages. Columns are written when all has been read.
+    # Attention after a state that is carried may still have to read pages. Columns are written when all has been read.
     columns = [ring["conv"] for ring in state.rings if "conv" in ring]
     after = frames.zero_after(state, h, *columns)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot + after)

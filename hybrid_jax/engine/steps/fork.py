@@ -1,4 +1,4 @@
-"""Fork: rows that go on behind another row's prompt."""
+"""Fork: rows that go on after another row's prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fork(
     layout: Layout,
     num_logprobs: int,
 ) -> tuple[State, Adjust | None, Made]:
-    """Starts rows behind another row's prompt: they get a copy of its ring, of its last page, and of what drafters keep
+    """Starts rows after another row's prompt: they get a copy of its ring, of its last page, and of what drafters keep
     of it, and draw their first token.
 
     Args:

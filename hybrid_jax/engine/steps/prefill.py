@@ -37,7 +37,7 @@ def prefill(
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
         logits_rows: how many lines the logits are padded to, for forks.
-        behind: what the layers behind a cut do.
+        behind: what the layers after a cut do.
 
     Returns:
         State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits

@@ -1,4 +1,4 @@
-"""Verify: one token of each row and drafts behind it, in one pass over the layers."""
+"""Verify: one token of each row and drafts after it, in one pass over the layers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def verify(
 ) -> tuple[State, Adjust | None, Made]:
     """Up to `num_steps` steps of the first B ring rows, each of up to T = 1 + k tokens a row.
 
-    A step first folds the rows whose ring is full. It then drafts up to k tokens for each row, and feeds these behind
-    the row's own token. The token behind each of them is drawn as in plain decoding. As long as it is what was drafted,
+    A step first folds the rows whose ring is full. It then drafts up to k tokens for each row, and feeds these after
+    the row's own token. The token after each of them is drawn as in plain decoding. As long as it is what was drafted,
     that draft is accepted, and the next one is judged. Nothing stays past a grain boundary, since the ring would have
     to fold there.
 
@@ -198,12 +198,12 @@ def judge(
     adjust: Adjust | None,
     model: Model,
 ) -> Judged:
-    """Draws the token behind each token of a window, one after the other, as long as it is what was drafted.
+    """Draws the token after each token of a window, one after the other, as long as it is what was drafted.
 
     A draft that is kept unjudged counts as drawn. Rows whose logits are adjusted have all of theirs judged.
 
     Args:
-        logits: float32[T, B, V] behind each token.
+        logits: float32[T, B, V] after each token.
         batch, layout, num_logprobs, adjust: as in `choose`.
     """
     tokens, fed, most, base, sure = window
@@ -215,7 +215,7 @@ def judge(
     parents = jnp.array((-1, *(tree or ())), jnp.int32)
 
     def draft_behind(t) -> jax.Array:
-        """The draft behind token t of each row, int32[B]."""
+        """The draft after token t of each row, int32[B]."""
         place = jnp.minimum(t + 1, width - 1)
         return jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
 

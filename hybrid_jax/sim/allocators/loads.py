@@ -215,7 +215,7 @@ def _load(workload: str, seed: int, columns: Iterable[np.ndarray]) -> PoolLoad:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Numbers and fields of the lines behind the header."""
+    """Numbers and fields of the lines after the header."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8", newline="") as file:

@@ -64,7 +64,7 @@ SHARE = re.compile(r"(fixed_dual|avmp_static)(?:_mr([0-9]{2,9})|:([0-9]*\.?[0-9]
 BATCH = re.compile(r"avmp_dynamic_b([1-9][0-9]{0,8})")
 NUMBER = r"[1-9][0-9]{0,5}"
 IDEAL = re.compile(rf"ideal(?::({NUMBER}))?")
-# The ring's length behind an @, else the engine's default.
+# The ring's length after an @, else the engine's default.
 FRAMES = re.compile(rf"frames(?:_({'|'.join(RING_KINDS)})|:({NUMBER}))?(?:@([0-9]{{1,6}}))?")
 SUPERBLOCKS = "superblocks:"
 

@@ -102,7 +102,7 @@ def events(load: PoolLoad, layers: LayerSizes) -> list[tuple[int, int]]:
     page_tokens = layers.page_tokens
     for request, (arrival, prompt, end) in enumerate(columns):
         found += [(arrival, ARRIVAL, request), (arrival + end, DEPARTURE, request)]
-        # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is
+        # A page begins with the token after a multiple of page_tokens. The last token's does not count: its tick is
         # the departure's, which comes first.
         first = layers.num_pages(prompt) * page_tokens + 1
         found += [(arrival + token, GROWTH, request) for token in range(first, end, page_tokens)]

@@ -270,7 +270,7 @@ class _Run:
             row.new_tokens = self._next(row.request, row.num_tokens, row.position)
 
     def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
-        """The tokens behind `position`, or behind all that are known."""
+        """The tokens after `position`, or after all that are known."""
         number = int(request.request_id)
         prompt_len, output = len(self.trace[number].prompt), self.trace[number].output
         start = len(request.output) if position is None else position + 1 - prompt_len

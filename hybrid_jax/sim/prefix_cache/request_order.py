@@ -45,7 +45,7 @@ class CacheResult:
         flops_saved: FLOPs of the tokens skipped; flops_saved_rate: share of all prefill FLOPs.
         length_bins: by prompt length.
         ttft_s: {"p5", "p50", "p95", "mean"} seconds to the first token.
-        timing: the model or table behind times.
+        timing: the model or table that gives the times.
         evictions: entries evicted.
         used_max, used_max_over_capacity: most bytes ever used, and their share.
         distance_to_optimal, distance_to_infinite: by how much more of the input tokens a clairvoyant policy,
