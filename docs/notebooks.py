@@ -27,9 +27,20 @@ def page_of(notebook: dict[str, Any], name: str, folder: Path) -> str:
             parts.append(source.replace("](../docs/", "](../"))
             continue
         parts.append(_fenced(source, "python"))
-        for number, output in enumerate(cell.get("outputs", [])):
+        for number, output in enumerate(_joined(cell.get("outputs", []))):
             parts.append(_shown(output, f"{name}-{cell['id']}-{number}.png", folder))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Outputs, with pieces of text that follow each other as one."""
+    found: list[dict[str, Any]] = []
+    for output in outputs:
+        if "text" in output and found and "text" in found[-1]:
+            found[-1] = found[-1] | {"text": [*found[-1]["text"], *output["text"]]}
+        else:
+            found.append(output)
+    return found
 
 
 def _shown(output: dict[str, Any], picture: str, folder: Path) -> str:

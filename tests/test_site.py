@@ -27,7 +27,13 @@ NOTEBOOKS = script("notebooks")
 def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
     picture = {"data": {"image/png": "aGVsbG8=", "text/plain": "<Figure>"}}
     table = {"data": {"text/html": ["<b>", "7</b>"], "text/plain": "7"}}
-    said = {"text": ["compiling 1 of 2 ...\r", "\x1b[1mdone\x1b[0m ```\n"], "name": "stdout"}
+    pieces = (
+        "\rcompiling 1 of 2 ...",
+        "\rcompiling 2 of 2 ...",
+        "\r        \r",
+        "\x1b[1mdone\x1b[0m ```\n",
+    )
+    said = [{"text": [piece], "name": "stdout"} for piece in pieces]
     notebook = {
         "cells": [
             {"cell_type": "markdown", "source": ["# Title, [here](../docs/batch.md)"]},
@@ -35,7 +41,7 @@ def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
                 "cell_type": "code",
                 "id": "a",
                 "source": ["f(", ")"],
-                "outputs": [picture, table, said],
+                "outputs": [picture, table, *said],
             },
             {"cell_type": "code", "id": "b", "source": ["g()"], "outputs": [{"text": "\r   \r"}]},
         ]

@@ -223,10 +223,8 @@ class CacheView:
             )
         what = "pages and state" if self._recurrent else "pages"
         if look_up is None:
-            return (
-                f"{possible} could have: no earlier sequence left {what} further along this prompt"
-            )
-        return f"{possible} could have: {self._missing(look_up, what)}"
+            return f"the most for this prompt is {possible}: no earlier sequence left {what} further along this prompt"
+        return f"the most for this prompt is {possible}: {self._missing(look_up, what)}"
 
     def _missing(self, look_up: LookUp, what: str) -> str:
         """What kept a prompt from resuming at its last resume point."""

@@ -36,11 +36,17 @@ class Score:
         >>> score = Score(token_ids=(7, 8), token_logprobs=(-1.5, -0.5), ranks=(3, 1))
         >>> score.logprob, score.is_greedy
         (-2.0, False)
+        >>> score
+        Score(logprob=-2.0, token_ids=(7, 8), token_logprobs=(-1.5, -0.5), ranks=(3, 1))
     """
 
     token_ids: tuple[int, ...]
     token_logprobs: tuple[float, ...]
     ranks: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        shown = {"logprob": self.logprob, **vars(self)}
+        return f"Score({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def logprob(self) -> float:

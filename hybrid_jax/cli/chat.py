@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybrid_jax.cli.exits import write
+from hybrid_jax.cli.exits import for_terminal, write
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import (
     ModelOptions,
@@ -48,7 +49,7 @@ def chat(
     """Talk with a model in the terminal.
 
     Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be typed. If stdin is no terminal, each of its
-    lines is a message.
+    lines is a message, and the exit code is 1 if any got no answer.
     """
     from hybrid_jax.api.llm import LLM  # loads jax
 
@@ -71,6 +72,8 @@ def chat(
                 break
         elif text.strip():
             talk.say(text)
+    if talk.refused and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise typer.Exit(1)
 
 
 def tell(text: str) -> None:
@@ -125,6 +128,7 @@ class Talk:
 
     Attributes:
         messages: of the conversation so far.
+        refused: how many messages got no answer.
     """
 
     def __init__(
@@ -133,33 +137,48 @@ class Talk:
         self._llm, self._params, self._template = llm, params, template
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, Any]] = list(self._opening)
+        self.refused = 0
         self._last: RequestOutput | None = None
+        self._stopped = False
 
     def say(self, text: str) -> None:
         """Adds a user's message, and writes the answer as it comes. Ctrl-C ends the answer; what came so far counts."""
         messages = [*self.messages, {"role": "user", "content": text}]
         answer, stopped = "", False
         try:
-            deltas = self._llm.stream_chat(messages, self._params, chat_template=self._template)
+            params = self._fitting(messages)
+            deltas = self._llm.stream_chat(messages, params, chat_template=self._template)
             with closing(deltas):
                 for delta in deltas:
                     answer += delta.text
-                    write(delta.text, end="", flush=True)
+                    write(for_terminal(delta.text), end="", flush=True)
                     self._last = delta.output or self._last
         except ValueError as error:
+            self.refused += 1
             tell(self._refusal(error))
             return
         except RuntimeError as error:  # the engine failed; what was said so far can still be saved
+            self.refused += 1
             write()
             tell(f"no answer: {error}")
             return
         except KeyboardInterrupt:
-            stopped, self._last = True, None
+            stopped = True
+        self._stopped = stopped
         write(flush=True)
         if stopped:
             tell("stopped")
         if answer or not stopped:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _fitting(self, messages: list[dict[str, Any]]) -> SamplingParams:
+        """The parameters, with no more new tokens than there is room for after these messages."""
+        asked = self._params.max_tokens
+        if asked is None:
+            return self._params
+        prompt = self._llm.render_chat(messages, chat_template=self._template)
+        room = self._llm.max_model_len - len(prompt.token_ids)
+        return replace(self._params, max_tokens=room) if 0 < room < asked else self._params
 
     def _refusal(self, error: ValueError) -> str:
         """Why a message got no answer."""
@@ -180,7 +199,7 @@ class Talk:
             case "/quit":
                 return False
             case "/reset":
-                self.messages, self._last = list(self._opening), None
+                self.messages, self._last, self._stopped = list(self._opening), None, False
                 tell("a new conversation")
             case "/save" | "/load" if not argument:
                 tell(f"{name} needs the name of a file")
@@ -218,10 +237,13 @@ class Talk:
         except (ValueError, TypeError, KeyError) as error:
             tell(f"{path} holds no conversation that /save wrote: {error}")
         else:
-            self.messages, self._last = messages, None
+            self.messages, self._last, self._stopped = messages, None, False
             tell(f"{len(messages)} messages from {path}")
 
     def _show_stats(self) -> None:
+        if self._stopped:
+            tell("the last answer was stopped; an answer that ends by itself has numbers")
+            return
         if self._last is None:
             tell("there is no finished answer")
             return

@@ -21,6 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 VALID = re.compile(
     r"Input should be a valid (integer|number)(?:, unable to parse string as an? \w+)?"
 )
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line ends
 A = {"integer": "an integer", "number": "a number"}
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
 
@@ -47,6 +48,12 @@ def write(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
         raise
     except OSError as error:
         raise StdoutError(f"cannot write to stdout: {error.strerror}") from error
+
+
+def for_terminal(text: str) -> str:
+    """What a model wrote; on a terminal, without characters that would move the cursor or change colours."""
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return CONTROLS.sub("\ufffd", text) if on_terminal else text
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hybrid_jax.cli.exits import JsonOption, note, read_stdin, write, write_json
+from hybrid_jax.cli.exits import JsonOption, for_terminal, note, read_stdin, write, write_json
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import (
     ModelOptions,
@@ -122,7 +122,7 @@ def _print_stream(deltas: Iterable[Delta], num_prompts: int, n: int) -> list[Req
             key = order[current]
             if shown == 0 and len(order) > 1 and (texts[key] or key in done):
                 write(f"--- {current + 1} of {len(order)} ---")
-            write(texts[key][shown:], end="", flush=True)
+            write(for_terminal(texts[key][shown:]), end="", flush=True)
             shown = len(texts[key])
             if key not in done:
                 break

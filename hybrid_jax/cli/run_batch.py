@@ -10,6 +10,7 @@ import typer
 from hybrid_jax.cli.exits import JsonOption, note, write_json
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import ModelOptions, TemplateOption, template_of
+from hybrid_jax.cli.words import shell_words
 
 REQUEST = (
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
@@ -55,7 +56,7 @@ def run_batch(
             **engine.for_llm(),
         )
     except batch.BatchStopped as error:
-        note(str(error))
+        note(shell_words(str(error), {"max_errors": "--max-errors"}))
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         kept = batch.partial_path(output.resolve())

@@ -226,8 +226,9 @@ class Tokenizer:
             wanted = "tool_use"
         source = self.chat_templates.get(wanted or "default", wanted)
         if source is None:
-            known = ", ".join(self.chat_templates) or "none"
-            what = f"chat template: this model has no default one (it has: {known})"
+            known = ", ".join(self.chat_templates)
+            what = f"no default one (it has: {known})" if known else "none"
+            what = f"chat template: this model has {what}"
             remedy = "pass chat_template=... or use generate() with a prompt of your own"
             raise NoTemplate(f"{what}; {remedy}")
         if wanted not in (None, *self.chat_templates) and "{" not in source:

@@ -28,6 +28,7 @@ def memory(watch: Watch, ax: Axes | None = None) -> Axes:
     Args:
         watch: samples of an engine. ax: where to draw; None for new axes.
     """
+    _check_watch("memory", watch)
     ax = _axes(ax, "frames of the arena", "seconds")
     of = {name: np.array(watch.column(name)) for name in ("page_frames", "checkpoint_frames")}
     cached_pages = np.array(watch.column("cached_page_frames"))
@@ -58,6 +59,7 @@ def hit_rate(watch: Watch, ax: Axes | None = None) -> Axes:
     Args:
         watch: samples of an engine. ax: where to draw; None for new axes.
     """
+    _check_watch("hit_rate", watch)
     ax = _axes(ax, "share of prompt tokens", "seconds")
     looked, hit = (
         np.array(watch.column(name)) for name in ("cache_lookup_tokens", "cache_hit_tokens")
@@ -79,6 +81,7 @@ def acceptance(watch: Watch, ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: the engine does not speculate.
     """
+    _check_watch("acceptance", watch)
     if "verifications" not in watch.samples[0]:
         raise ValueError(
             "viz.acceptance: this LLM does not speculate; make one with speculation=..."
@@ -104,6 +107,8 @@ def tree(llm: LLM, ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: the cache is off.
     """
+    if not hasattr(llm, "cache"):
+        raise TypeError(f"viz.tree: takes an LLM, got {type(llm).__name__}")
     nodes = llm.cache.nodes()
     if nodes is None:
         raise ValueError("viz.tree: the prefix cache of this LLM is off")
@@ -152,6 +157,14 @@ def requests(outputs: Sequence[RequestOutput], ax: Axes | None = None) -> Axes:
     waits = Patch(color=ORANGE, label="waits, or reads its prompt")
     _legend_above(ax, ncols=2, handles=[waits, Patch(color=BLUE, label="writes")])
     return ax
+
+
+def _check_watch(picture: str, given: Any) -> None:
+    if not isinstance(given, Watch):
+        raise TypeError(
+            f"viz.{picture}: takes a Watch, got {type(given).__name__}; make one by `with viz.Watch(llm) as watch:` "
+            "around the calls to look at"
+        )
 
 
 def _axes(ax: Axes | None, y: str, x: str, *, lines: int = 0) -> Axes:

@@ -57,8 +57,9 @@ KNOWN_HEAD = """
 ## Known sizes
 
 `inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that
-have both attention and recurrent layers. Nothing is downloaded. Only `tiny_gated_delta` comes with weights
-([bundled_model.md](bundled_model.md)).
+have both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` comes with
+weights ([bundled_model.md](bundled_model.md)). `LLM()` without a name runs another model in the package, a
+`granitemoehybrid`.
 
 The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -
 says that the model does not fit the card. `hybrid-jax inspect NAME --device CARD` says more
@@ -71,7 +72,8 @@ TAIL = """
 ## A small model without weights
 
 A config.json with small sizes and random weights show how a family runs here, and how fast. Such a model has no
-tokenizer: it takes and gives token ids.
+tokenizer: it takes and gives token ids. `hybrid_jax/models/families/` names the tensors of each family, and loading
+names the first one that is missing, with its shape.
 
 ```python run
 from hybrid_jax import LLM, SamplingParams

@@ -195,7 +195,7 @@ def test_a_model_without_a_template_says_so(make_llm, ask):
     tokenizer.chat_templates.clear()
     [answer] = ask(line("a", CHAT), llm=make_llm(tokenizer=tokenizer))
     assert answer["error"]["message"] == (
-        "line 1: chat template: this model has no default one (it has: none); name one for the whole run: "
+        "line 1: chat template: this model has none; name one for the whole run: "
         "--chat-template FILE"
     )
     assert answer["error"]["code"] == "chat_template"

@@ -16,6 +16,8 @@ from tests.engine.simulated_engine import Engine, tokens_of
 
 MODEL = SimpleNamespace(recurrent=True)  # it has recurrent layers
 
+MOST = "the most for this prompt is 192"
+
 
 class Asked:
     """A simulated engine behind the view, one request after the other."""
@@ -55,21 +57,21 @@ def told(why, *, hit_len=32, match_len=100, **more):
     [
         (
             told(Why.EVICTED, position=96, ago=3, pages=True),
-            "192 could have: pages and state at 96 had been evicted 3 requests before, by policy lru; more memory "
+            f"{MOST}: pages and state at 96 had been evicted 3 requests before, by policy lru; more memory "
             "would have kept it",
         ),
-        (told(Why.EVICTED, position=96, ago=1), "192 could have: the state at 96 had been evicted 1 request before,"),
+        (told(Why.EVICTED, position=96, ago=1), f"{MOST}: the state at 96 had been evicted 1 request before,"),
         (
             told(Why.NOT_ADMITTED, position=96),
-            "192 could have: its first 100 tokens were known, but none of the requests that had them left pages and "
+            f"{MOST}: its first 100 tokens were known, but none of the requests that had them left pages and "
             "state between 32 and 96",
         ),
         (
             told(Why.NO_ROOM, position=96),
-            "192 could have: pages and state at 96 were there, and had to make room for this request itself",
+            f"{MOST}: pages and state at 96 were there, and had to make room for this request itself",
         ),
-        (told(Why.ASKED_FOR), "192 could have: the log-probabilities of the prompt were asked for, so all of it"),
-        (told(Why.NEVER_SEEN, match_len=0), "192 could have: no earlier request that is still known began like it"),
+        (told(Why.ASKED_FOR), f"{MOST}: the log-probabilities of the prompt were asked for, so all of it"),
+        (told(Why.NEVER_SEEN, match_len=0), f"{MOST}: no earlier request that is still known began like it"),
         (told(Why.NEVER_SEEN), "no earlier request that is still known had more than the first 100 of its tokens"),
     ],
 )  # fmt: skip
@@ -80,7 +82,7 @@ def test_every_reason_has_its_words(reason, expected):
 def test_requests_are_explained_in_words_and_numbers():
     asked, prompt = Asked(), tokens_of(random.Random(0), 200)
     assert asked.ask(prompt).startswith(
-        "request r0: 0 of 200 prompt tokens came from the prefix cache; 192 could"
+        "request r0: 0 of 200 prompt tokens came from the prefix cache; the most for this prompt is 192"
     )
     assert "request r1: 192 of 200 prompt tokens" in asked.ask(prompt)
     assert "left pages and state between 0 and 64" in asked.ask(prompt[:70] + [60])

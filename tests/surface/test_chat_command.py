@@ -11,6 +11,7 @@ import pytest
 
 from hybrid_jax import LLM
 from hybrid_jax.cli import chat as chat_module
+from hybrid_jax.cli import exits
 from hybrid_jax.cli import main as cli
 from tests.surface.conftest import TEMPLATE
 from tests.surface.fake_engine import SCRIPT, FakeEngine
@@ -127,7 +128,7 @@ def test_a_conversation_that_is_too_long_loses_only_the_last_message(talk):
     assert err.startswith(
         "the conversation no longer fits the longest sequence of 200 tokens; /reset"
     )
-    assert (code, out) == (0, f"{ANSWER}\n{ANSWER}\n")
+    assert (code, out) == (1, f"{ANSWER}\n{ANSWER}\n")  # a message got no answer
     assert prompts[-1] == f"<user>hi<assistant>{ANSWER}<user>and?"
 
 
@@ -162,10 +163,32 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
     monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", watched)
     monkeypatch.setattr(chat_module, "write", interrupted)
     (code, out, err), prompts = talk("hi", "/stats", "and?")
-    assert (code, err) == (0, "stopped\nthere is no finished answer\n")
+    assert (code, err) == (
+        0,
+        "stopped\nthe last answer was stopped; an answer that ends by itself has numbers\n",
+    )
     assert streams[0].closed
     assert prompts[1] == f"<user>hi<assistant>{written[0]}<user>and?"
     assert out == f"{written[0]}\n{ANSWER}\n"
+
+
+def test_an_answer_is_no_longer_than_there_is_room(talk, monkeypatch):
+    asked, stream = [], LLM.stream_chat
+
+    def noted(self, messages, params, **options):
+        asked.append(params.max_tokens)
+        return stream(self, messages, params, **options)
+
+    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", noted)
+    (code, out, err), _ = talk("hi", options=["--max-tokens", "5000"])
+    assert (code, err) == (0, "") and asked == [200 - len("<user>hi")]
+
+
+def test_on_a_terminal_a_model_moves_no_cursor(monkeypatch):
+    written = "a\x1b[2Jb\tc\n\x9bd\u00e9"
+    assert exits.for_terminal(written) == written
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert exits.for_terminal(written) == "a\ufffd[2Jb\tc\n\ufffdd\u00e9"
 
 
 def test_between_fences_a_slash_begins_no_command(talk):
@@ -185,5 +208,5 @@ def test_an_engine_that_fails_ends_the_answer_and_not_the_program(talk, monkeypa
         lambda *given, **options: next(calls)(*given, **options),
     )
     (code, out, err), prompts = talk("hi", "again")
-    assert (code, err) == (0, "no answer: the device is gone\n")
+    assert (code, err) == (1, "no answer: the device is gone\n")
     assert prompts == ["<user>again"] and out.endswith(f"{ANSWER}\n")

@@ -30,6 +30,16 @@ def watched(bundled):
     return watch, outputs
 
 
+@pytest.mark.parametrize("picture", [viz.memory, viz.hit_rate, viz.acceptance])
+def test_a_picture_of_a_watch_takes_nothing_else(picture):
+    with pytest.raises(
+        TypeError, match=f"viz.{picture.__name__}: takes a Watch, got int; make one"
+    ):
+        picture(3)
+    with pytest.raises(TypeError, match="viz.tree: takes an LLM, got int"):
+        viz.tree(3)
+
+
 def test_memory_is_a_stack_that_fits_the_arena(watched):
     watch, _ = watched
     ax = viz.memory(watch)

@@ -149,7 +149,16 @@ def template_of(path: Path | None) -> str | None:
 def check_template(
     tokenizer: Tokenizer, template: str | None, options: ModelOptions, where: str
 ) -> None:
-    """ValueError if there is no chat template."""
+    """ValueError if there is no chat template, or it is none."""
+    from hybrid_jax.text.tokenizer import compile_template
+
+    try:
+        for source in tokenizer.chat_templates.values() if template is None else ():
+            compile_template(source)
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: {options.name}: {error}; correct it, or give another with --chat-template FILE"
+        ) from error
     if template is None and not tokenizer.has_chat_template:
         raise ValueError(
             f"{where}: {options.name} has no chat template; give one with --chat-template FILE, or continue plain text "
