@@ -152,7 +152,7 @@ def test_a_template_cannot_reach_python(tmp_path):
 
 def test_a_missing_template_names_what_there_is(tmp_path):
     tokenizer = save_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match=r"no default one \(it has: none\)"):
+    with pytest.raises(ValueError, match=r"this model has none"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
 
 
