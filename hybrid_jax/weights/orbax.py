@@ -60,8 +60,10 @@ def save_orbax(
     source = None if tokenizer_from is None else model_folder(tokenizer_from).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{PARAMS_FOLDER}.new"
-    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(new, params, force=True)
+    # Weights hardly compress, and unpacking them takes as long as reading them.
+    handler = orbax.checkpoint.PyTreeCheckpointHandler(use_compression=False)
+    with orbax.checkpoint.Checkpointer(handler) as checkpointer:
+        checkpointer.save(new, args=orbax.checkpoint.args.PyTreeSave(params), force=True)
     for name in TOKENIZER_FILES:
         if source not in (None, folder) and (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
