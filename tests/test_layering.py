@@ -59,6 +59,7 @@ LATE_IMPORTS = {
     "pallas_kernels.jax_triton": "jax-triton belongs to the extra `triton`",
     "pallas_kernels.ssd_scan.triton_scan": "triton belongs to the extra `triton`",
     "pallas_kernels.token_sampling.api": "triton belongs to the extra `triton`",
+    "hybrid_jax.api.progress_bar": "rich is for bars alone, and many programs show none",
     "hybrid_jax.weights.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",

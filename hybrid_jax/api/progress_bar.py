@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 # What callers pass as `progress=`. None is for a bar where someone looks at it, if the call takes longer than a moment.
 ProgressOption = bool | Callable[[int, int], None] | None
@@ -67,6 +68,9 @@ def progress_of(
 @contextmanager
 def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[..., None]]:
     """A bar on stderr, and what updates it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         update = functools.partial(bar.update, bar.add_task(what, total=None))
         entry = update, what

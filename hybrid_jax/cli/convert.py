@@ -1,4 +1,4 @@
-"""The command `convert`: a model in the form that loads fastest."""
+"""The command `convert`: a model as an orbax directory, as the engine holds it."""
 
 from __future__ import annotations
 
