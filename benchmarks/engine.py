@@ -4,7 +4,7 @@
     python benchmarks/engine.py --model nemotron [--dtype float32 bfloat16] [--only decode prefill ...] [--json FILE]
 
 Models: `random_models.py`. Peer: torch on all cores, eager, and compiled with a StaticCache (minutes of compiling
-a shape; `--peers eager` leaves it out). For `decode` and `prefill` in float32 there is also llama.cpp (`--peers
+a shape; `--peers eager` leaves it out). For `decode` and `prefill` there is also llama.cpp (`--peers
 llama.cpp --llama-cpp SOURCE`, see `llama_cpp_peer.py`). Every round gives all sides the same random prompts; the side
 that begins changes. Printed: median, 10th and 90th percentile of the value, and of ours over the side's in the same
 round, same dtype; then our best dtype over the best of theirs.
@@ -33,7 +33,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -121,7 +123,7 @@ class Theirs:
         if name == "llama.cpp":
             import llama_cpp_peer
 
-            self.peer = llama_cpp_peer.Peer(path, source)
+            self.peer = llama_cpp_peer.Peer(path, source, dtype)
         else:
             import transformers_peer
 
@@ -331,15 +333,21 @@ def memory(path: Path, dtype: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(path: Path, arguments: argparse.Namespace) -> dict:
-    import torch
-    import transformers
+def _versions(*packages: str) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
+
+def measure(path: Path, arguments: argparse.Namespace) -> dict:
     dtypes, rounds, only = arguments.dtype, arguments.rounds, arguments.only
     report = Report(
         header()
-        | {"torch": torch.__version__, "transformers": transformers.__version__}
-        | {"cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
+        | _versions("torch", "transformers", "llama-cpp-python")
+        | {"cores": os.cpu_count()}
         | {"model": arguments.model, "rounds": rounds, "memory": MEMORY}
     )
     rng = np.random.default_rng(0)
@@ -390,8 +398,8 @@ def main() -> None:
     if "llama.cpp" in arguments.peers:
         if arguments.llama_cpp is None or not (arguments.llama_cpp / "conversion").is_dir():
             parser.error("--peers llama.cpp needs --llama-cpp, a folder of its source")
-        if arguments.dtype != ["float32"] or set(arguments.only) - {"decode", "prefill"}:
-            parser.error("--peers llama.cpp needs --dtype float32 --only decode prefill")
+        if set(arguments.only) - {"decode", "prefill"}:
+            parser.error("--peers llama.cpp needs --only decode prefill")
     enable_compile_cache()
     if arguments.memory_of:
         print(json.dumps(memory_here(arguments.memory_of, arguments.dtype[0])))

@@ -1,4 +1,4 @@
-"""Another side of `benchmarks/engine.py`: llama.cpp through llama-cpp-python, on all cores, in float32.
+"""Another side of `benchmarks/engine.py`: llama.cpp through llama-cpp-python, on all cores.
 
 The model is converted by llama.cpp's own converter, which its Python package does not contain: a folder of llama.cpp's
 source must be at hand (`--llama-cpp`). The release of llama-cpp-python on PyPI as source has it in vendor/llama.cpp.
@@ -18,9 +18,9 @@ import numpy as np
 MOST_ROWS, MOST_TOKENS = 8, 4608  # of a row
 
 
-def convert(path: Path, source: Path) -> Path:
-    """The model of a Hugging Face directory as `model.gguf` beside its weights, made once."""
-    target = path / "model.gguf"
+def convert(path: Path, source: Path, dtype: str) -> Path:
+    """The model of a Hugging Face directory as a file of llama.cpp beside its weights, made once."""
+    target = path / f"model.{dtype}.gguf"
     if target.exists():
         return target
     sys.path[:0] = [str(source), str(source / "gguf-py")]
@@ -40,7 +40,8 @@ def convert(path: Path, source: Path) -> Path:
             self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
 
     part = target.with_suffix(".part")
-    WithoutWords(path, gguf.LlamaFileType.ALL_F32, part).write()
+    types = {"float32": gguf.LlamaFileType.ALL_F32, "bfloat16": gguf.LlamaFileType.MOSTLY_BF16}
+    WithoutWords(path, types[dtype], part).write()
     part.rename(target)
     return target
 
@@ -49,16 +50,18 @@ class Peer:
     """A model whose decode calls are timed one by one, under the names of `transformers_peer.Peer`.
 
     Args:
-        path: Hugging Face directory. source: folder of llama.cpp's source.
+        path: Hugging Face directory. source: folder of llama.cpp's source. dtype: of weights, keys and values.
     """
 
-    def __init__(self, path: Path, source: Path) -> None:
+    def __init__(self, path: Path, source: Path, dtype: str) -> None:
         self.lib = llama_cpp.llama_cpp
         self.lib.llama_log_set(SILENT, ctypes.c_void_p(0))
         self.lib.llama_backend_init()
         given = self.lib.llama_model_default_params()
         given.n_gpu_layers = 0
-        self.model = self.lib.llama_model_load_from_file(str(convert(path, source)).encode(), given)
+        self.model = self.lib.llama_model_load_from_file(
+            str(convert(path, source, dtype)).encode(), given
+        )
         if not self.model:
             raise SystemExit(f"llama.cpp does not load {path}")
         asked = self.lib.llama_context_default_params()
@@ -67,7 +70,8 @@ class Peer:
         asked.n_ubatch = 512
         asked.n_seq_max = MOST_ROWS
         asked.n_threads = asked.n_threads_batch = os.cpu_count()
-        asked.type_k = asked.type_v = llama_cpp.GGML_TYPE_F32
+        kept = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_BF16}
+        asked.type_k = asked.type_v = kept[dtype]
         self.context = self.lib.llama_init_from_model(self.model, asked)
         if not self.context:
             raise SystemExit("llama.cpp makes no context")

@@ -158,11 +158,11 @@ CONFIGS = {
 
 def write_model(name: str, directory: Path) -> Path:
     """Writes `directory`/`name` unless it is there; returns the model's directory."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     target = directory / name
     if not (target / "config.json").exists():
+        import torch
+        from transformers import AutoModelForCausalLM
+
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(
             target
