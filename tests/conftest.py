@@ -75,7 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         taken = covering([parameters(case) for case in cases])
         left |= {case for place, case in enumerate(cases) if place not in taken}
     if TURN is not None:
-        waiting = [item for item in items if is_in(item, TAKE_TURNS) and item not in left]
+        waiting = [
+            item
+            for item in items
+            if is_in(item, TAKE_TURNS)
+            and item not in left
+            and not item.get_closest_marker("every_turn")
+        ]
         files = [item.path.relative_to(ROOT).as_posix() for item in waiting]
         taken = in_turn(list(zip(files, map(group, waiting), strict=True)), TURN)
         left |= {item for place, item in enumerate(waiting) if place not in taken}
@@ -99,7 +105,10 @@ def group(item: pytest.Item) -> str:
     found = (
         [] if given is None else [given.params[name] for name in GROUPED_BY if name in given.params]
     )
-    return str(found[0]) if found else item.name
+    if not found:
+        return item.name
+    # A model with settings is a tuple of both. All settings of a model run together.
+    return str(found[0][0] if isinstance(found[0], tuple) else found[0])
 
 
 def pytest_collection_finish() -> None:

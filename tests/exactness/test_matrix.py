@@ -7,6 +7,7 @@ shapes, "coarse" is long chunks, pages of 128 and eight steps.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,10 @@ ADJUSTED = BENCHES if EVERYTHING else [("mamba2", "padded"), ("windowed", "coars
 
 def ids(names: tuple[str, str]) -> str:
     return "-".join(names)
+
+
+# In a run of one turn, the models of the others judge nothing.
+ALL_TURNS = os.environ.get("HYBRID_JAX_TURN", "all") == "all"
 
 
 @pytest.fixture(params=BENCHES, ids=ids)
@@ -373,20 +378,22 @@ def test_preempted_rows_resume(bench):
     assert run.outputs == alone
 
 
+@pytest.mark.every_turn
 @pytest.mark.parametrize("names", [QUICKLY, pytest.param(AS_USERS, marks=pytest.mark.as_users)])
 def test_excused_mismatches_are_rare(plain_of, names):
     """Last in the file: over all cells above, tokens that only rounding could explain."""
-    judged = [plain_of(name) for name in names]
+    judged = [plain for name in names if (plain := plain_of(name)).num_tokens or ALL_TURNS]
     excused = [mismatch for plain in judged for mismatch in plain.excused]
     assert all(plain.num_tokens > 1500 for plain in judged)
     assert len(excused) <= 1, excused
 
 
+@pytest.mark.every_turn
 @pytest.mark.parametrize("name", FP8_NAMES)
 def test_excused_mismatches_with_fp8_are_few(plain_of, name):
     """Likewise; two executables may round a key to neighbouring FP8 numbers."""
     plain = plain_of(name, FP8)
-    assert plain.num_tokens > 1500
+    assert plain.num_tokens > 1500 or not (plain.num_tokens or ALL_TURNS)
     assert len(plain.excused) <= 3, plain.excused
 
 
