@@ -70,7 +70,7 @@ class Peer:
         asked.n_ubatch = 512
         asked.n_seq_max = MOST_ROWS
         asked.n_threads = asked.n_threads_batch = os.cpu_count()
-        kept = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_BF16}
+        kept = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_F16}
         asked.type_k = asked.type_v = kept[dtype]
         self.context = self.lib.llama_init_from_model(self.model, asked)
         if not self.context:
