@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as six jobs, two at a time, and lint before them; `make -j1 checks` runs one after the other.
+# Tests run as seven jobs, two at a time, and lint before them; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -16,6 +16,7 @@ SOURCES := hybrid_jax pallas_kernels tests examples benchmarks docs
 # all compiled so, and takes what tests/drawing.py leaves out.
 QUICKLY := HYBRID_JAX_COMPILE=quickly
 NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
+SURFACE_TESTS := tests/surface $(wildcard tests/test_*.py)
 ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.
 FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
@@ -46,7 +47,7 @@ AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 AOT := $(AOT_VENV)/aot
 
 .PHONY: help demo docs check check-fast check-more test test-all checks test-numeric test-engine \
-	test-as-users test-aot test-triton test-other lint format clean
+	test-surface test-as-users test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -82,13 +83,16 @@ test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
 # Lint, then the longest first.
-checks: lint test-engine test-numeric test-aot test-as-users test-other test-triton
+checks: lint test-engine test-surface test-numeric test-aot test-as-users test-other test-triton
 
 test-numeric: $(VENV)/.installed-test
 	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
 
 test-engine: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(addprefix --ignore=,$(NUMERIC_TESTS) $(ELSEWHERE))
+	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(addprefix --ignore=,$(NUMERIC_TESTS) $(SURFACE_TESTS) $(ELSEWHERE))
+
+test-surface: $(VENV)/.installed-test
+	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(SURFACE_TESTS)
 
 test-as-users: $(VENV)/.installed-test
 	$(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))

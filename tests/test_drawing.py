@@ -35,20 +35,19 @@ def test_what_is_left_out_is_there(root):
 
 
 def test_every_test_has_one_turn_and_groups_stay_together():
-    tests = [
-        (file, f"model {number // 3}") for file in ("a.py", "b.py", "c.py") for number in range(30)
-    ]
+    numbers = range(3 * 2 * TURNS)
+    tests = [(file, f"model {n // 3}") for file in ("a.py", "b.py", "c.py") for n in numbers]
     turns = [in_turn(tests, turn) for turn in range(TURNS)]
     assert sorted(itertools.chain(*turns)) == list(range(len(tests)))
     for taken in turns:
-        assert 0.2 < len(taken) / len(tests) < 0.3
+        assert len(taken) == len(tests) / TURNS
         groups = {tests[place] for place in taken}
         assert taken == [place for place, test in enumerate(tests) if test in groups]
 
 
 def test_files_with_one_test_are_spread_over_the_turns():
-    tests = [(f"test_{number}.py", "alone") for number in range(100)]
-    assert all(15 < len(in_turn(tests, turn)) < 35 for turn in range(TURNS))
+    tests = [(f"test_{number}.py", "alone") for number in range(1000)]
+    assert all(0.8 < len(in_turn(tests, turn)) / 1000 * TURNS < 1.2 for turn in range(TURNS))
 
 
 def test_a_turn_is_that_of_the_commit_or_the_one_asked_for(root, tmp_path, monkeypatch):
