@@ -365,6 +365,10 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict:
         sides |= {
             f"{name}, {dtype}": Theirs(path, dtype, name, arguments.llama_cpp) for dtype in dtypes
         }
+    if set(arguments.peers) & {"eager", "compiled"}:
+        import torch
+
+        report.fields["torch_threads"] = torch.get_num_threads()
     if "decode" in only:
         compare_tokens(report, sides, rng, dtypes)
         calls = {name: side.decode for name, side in sides.items()}

@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-DTYPES = ("bfloat16", "float32")
 CASES = (("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16", "float32"))
 
 
@@ -75,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary) / "safetensors"
         write_model(source, options.model)
-        for dtype in DTYPES:
+        for dtype in dict.fromkeys(stored for stored, _ in CASES):
             save_orbax(Path(temporary) / dtype, *load_model(source, dtype=dtype))
         for stored, dtype in CASES:
             seconds: dict[str, list[float]] = {"safetensors": [], "orbax": []}

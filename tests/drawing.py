@@ -202,7 +202,7 @@ FEW_CASES = (
     *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
     "surface/test_cli.py",
 )
-TURNS = 6
+TURNS = 8
 TAKE_TURNS = (
     *("aot", "exactness", "interpreted", "kernels", "parity", "train", "typing"),
     *("models/test_cut.py", "test_benchmarks.py", "test_notebook.py"),

@@ -49,7 +49,7 @@ FILES = (
     Room("costs", ("config", "geometry", "kinds")),
     Room("machine", (), ("platformdirs",)),
     Room("byte_sizes"),
-    Room("html"),
+    Room("display"),
     Room("state", ("config", "geometry"), ("jax", "flax")),
     Room("__main__", ("cli",)),
     Room("", ()),  # the package itself: lazy
@@ -59,6 +59,7 @@ LATE_IMPORTS = {
     "pallas_kernels.jax_triton": "jax-triton belongs to the extra `triton`",
     "pallas_kernels.ssd_scan.triton_scan": "triton belongs to the extra `triton`",
     "pallas_kernels.token_sampling.api": "triton belongs to the extra `triton`",
+    "hybrid_jax.api.llm": "jax and the engine take most of a second to load, and are needed when an LLM is made",
     "hybrid_jax.api.progress_bar": "rich is for bars alone, and many programs show none",
     "hybrid_jax.weights.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
@@ -243,6 +244,11 @@ def loaded_after(code: str) -> set[str]:
 def test_the_package_loads_neither_jax_nor_numpy():
     loaded = loaded_after("import hybrid_jax, hybrid_jax.config, hybrid_jax.geometry")
     assert not loaded & {"jax", "numpy", "tokenizers", "flax"}
+
+
+def test_public_names_load_without_jax():
+    names = "LLM, SamplingParams, RequestOutput, run_batch, inspect_model"
+    assert not loaded_after(f"from hybrid_jax import {names}") & {"jax", "jaxlib", "flax"}
 
 
 def test_host_rooms_load_without_jax():

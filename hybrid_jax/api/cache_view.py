@@ -15,7 +15,7 @@ from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why, describe_tree, ids_of
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-from hybrid_jax.html import MARK, PALE, bar
+from hybrid_jax.display import MARK, PALE, bar
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hybrid_jax.api.options import peak_memory_bytes
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
@@ -138,6 +137,7 @@ class Job:
         max_tokens: limit on the tokens of each completion.
         limits: what limits the choice of tokens in each completion.
         compile_seconds: returns how long the engine has compiled so far.
+        peak_memory_bytes: returns the most memory in use so far.
         logprobs_from, pooling: as in `Request`.
     """
 
@@ -154,6 +154,7 @@ class Job:
         max_tokens: int,
         limits: TokenLimits,
         compile_seconds: Callable[[], float],
+        peak_memory_bytes: Callable[[], int | None],
         logprobs_from: int = 1,
         pooling: Pooling | None = None,
     ) -> None:
@@ -165,7 +166,7 @@ class Job:
         self.num_first_tokens = 0  # those that came together with the first token
         self.finished_time: float | None = None
         self.peak_memory_bytes: int | None = None
-        self._compile_seconds = compile_seconds
+        self._compile_seconds, self._peak_memory_bytes = compile_seconds, peak_memory_bytes
         self.arrive()
         self.completions = [
             Completion(
@@ -221,7 +222,7 @@ class Job:
             self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
-            self.finished_time, self.peak_memory_bytes = now, peak_memory_bytes()
+            self.finished_time, self.peak_memory_bytes = now, self._peak_memory_bytes()
         kind = self.params.output_kind
         early = kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None
         if early or not streamed:

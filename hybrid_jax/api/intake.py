@@ -135,6 +135,7 @@ class Intake:
                 max_tokens=max_tokens,
                 limits=limits,
                 compile_seconds=engine.compile_seconds,
+                peak_memory_bytes=engine.peak_memory_bytes,
                 logprobs_from=1 if logprobs_from is None else logprobs_from[index],
                 pooling=pooling,
             )
@@ -217,7 +218,7 @@ class Intake:
         ends = message_ends(
             self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
         )
-        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends) or ())
+        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:

@@ -8,24 +8,21 @@ import sys
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import Call, EngineThread, check_process, wait_for_dropped
+from hybrid_jax.api.engine_thread import Call, EngineThread, check_process
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.api.intake import Intake
 from hybrid_jax.api.options import (
     ChatOptions,
     EngineOptions,
     RareOptions,
-    choose_engine_config,
     default_params,
-    device_memory_for,
     engine_options,
-    peak_memory_bytes,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
@@ -35,31 +32,22 @@ from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import (
     CacheConfig,
-    EngineConfig,
     ModelConfig,
     SpeculationConfig,
-    resolve_dtype,
 )
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
-from hybrid_jax.engine.programs.store import open_store
-from hybrid_jax.engine.this_device import first_device, held_bytes
+from hybrid_jax.models.files import BUNDLED, model_folder
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.given_tokenizer import TokenizerLike, as_tokenizer
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.weights import (
-    BUNDLED,
-    add_draft,
-    load_config_with_drafter,
-    load_with_drafter,
-    model_folder,
-)
+
+if TYPE_CHECKING:
+    from hybrid_jax.api.starting import Started
+    from hybrid_jax.engine.engine import Engine
 
 LOG = logging.getLogger("hybrid_jax.engine")
-SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
 class LLM:
@@ -145,26 +133,12 @@ class LLM:
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
-        drafts: SpeculationConfig | None = settings.get("speculation")
-        stored = load_config_with_drafter(folder, drafts)
-        device = first_device()
-        dtype = resolve_dtype(dtype, stored.dtype, on_cpu=device.platform == "cpu")
+        from hybrid_jax.api.starting import start_folder  # loads jax
+
         defaults = default_params(folder)
-        wait_for_dropped(SECONDS_FOR_DROPPED)
-        engine_config = choose_engine_config(stored, settings, dtype=dtype)
-        programs = enable_compile_cache(device=device)
-        no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
-        with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-            config, params = load_with_drafter(folder, drafts, dtype=dtype, progress=report)
-        self._start(
-            config,
-            params,
-            own_tokenizer or Tokenizer.from_directory(folder),
-            engine_config,
-            defaults,
-            quiet,
-            programs,
-        )
+        started = start_folder(folder, settings, dtype=dtype, progress=progress)
+        found = own_tokenizer or Tokenizer.from_directory(folder)
+        self._begin(started, found, defaults, quiet=quiet)
 
     @classmethod
     def from_params(
@@ -188,34 +162,29 @@ class LLM:
             (4, '')
         """
         check_process()
-        programs = enable_compile_cache(device=first_device())
-        self = cls.__new__(cls)
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
-        wait_for_dropped(SECONDS_FOR_DROPPED)
-        config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
-        engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
-        own = None if tokenizer is None else as_tokenizer(tokenizer)
-        self._start(config, params, own, engine_config, SamplingParams(), quiet, programs)
+        own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
+
+        from hybrid_jax.api.starting import start_params  # loads jax
+
+        self = cls.__new__(cls)
+        started = start_params(config, params, settings, dtype=dtype)
+        self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
 
-    def _start(
+    def _begin(
         self,
-        config: ModelConfig,
-        params: Any,
+        started: Started,
         tokenizer: Tokenizer | None,
-        engine_config: EngineConfig,
         defaults: SamplingParams,
+        *,
         quiet: bool,
-        programs: Path | None,
     ) -> None:
+        config, engine_config = started.config, started.engine_config
         self.model_config, self.engine_config = config, engine_config
-        with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-            store = open_store(programs, first_device())
-            engine = Engine(config, params, engine_config, store)
-        self._params = params
-        self._weight_bytes = held_bytes(params)
+        self._params, self._weight_bytes = started.params, started.weight_bytes
         self._ledger = Ledger()
-        self._thread = EngineThread(engine, record=self._ledger.record)
+        self._thread = EngineThread(started.engine, record=self._ledger.record)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(
@@ -566,7 +535,9 @@ class LLM:
 
     def fingerprint(self) -> str:
         """A digest of this model with its tokenizer and chat templates, which tells it from others."""
-        return fingerprint(self.model_config, self._params, self._intake.tokenizer)
+        from hybrid_jax.weights.digest import weights_digest  # loads jax
+
+        return fingerprint(weights_digest(self.model_config, self._params), self._intake.tokenizer)
 
     def stats(self) -> Stats:
         """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
@@ -574,7 +545,10 @@ class LLM:
         The result is a dict. As text, and in a notebook, it shows its numbers in groups, each with what it means.
         """
         self._thread.settle()
-        own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
+        own = {
+            "requests": self._intake.num_requests,
+            "peak_memory_bytes": self._engine.peak_memory_bytes(),
+        }
         ledger = self._ledger
         return Stats(own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()}))
 

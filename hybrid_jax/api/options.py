@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import jax
-
-from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.byte_sizes import parse_size
+from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.config.speculation import METHODS, drafting_model
-from hybrid_jax.engine.this_device import held_bytes, this_device
-from hybrid_jax.machine import peak_resident_bytes
-from hybrid_jax.sizing.defaults import choose_settings
-from hybrid_jax.sizing.room import find_room, require_room
+from hybrid_jax.config.speculation import METHODS
+from hybrid_jax.models.files import read_json
 from hybrid_jax.text.given_tokenizer import TokenizerLike
-from hybrid_jax.weights import read_json
 
 # Fields of generation_config.json about sampling, and their names here.
 GENERATION_FIELDS = {
@@ -131,55 +123,6 @@ def _speculation(wanted: Any) -> SpeculationConfig:
             f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
         )
     return SpeculationConfig(method=method, model=model or None)
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def choose_engine_config(
-    model: ModelConfig, options: Mapping[str, Any], *, dtype: str, params: Any = None
-) -> EngineConfig:
-    """An engine's settings on this device. Refuses a model that does not fit its memory, before anything is allocated.
-
-    Args:
-        model: what is to run.
-        options: as `engine_options` returns them.
-        dtype: of the weights.
-        params: the weights if they are in memory already; None for those that are about to be read.
-
-    Raises:
-        ValueError: as `require_room` and `split_memory`.
-    """
-    model = drafting_model(model, options.get("speculation"))
-    held = None if params is None else held_bytes(params)
-    device = this_device(held=held or 0)
-    choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
-    engine = choose({})
-    require_room(find_room(model, engine, device, held=held, choose=choose))
-    return engine
-
-
-def peak_memory_bytes() -> int | None:
-    """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return peak_resident_bytes()
-    return (device.memory_stats() or {}).get("peak_bytes_in_use")
-
-
-@contextmanager
-def device_memory_for(what: str, remedy: str) -> Iterator[None]:
-    """Turns a device's "out of memory" into a ValueError that says what did not fit, and what helps."""
-    try:
-        yield
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        known = jax.devices()[0].memory_stats() or {}
-        has = f" of {format_size(known['bytes_limit'])}" if "bytes_limit" in known else ""
-        raise ValueError(
-            f"LLM: the device's memory{has} has no room for {what}; {remedy}"
-        ) from error
 
 
 # --- sampling -------------------------------------------------------------------------------------

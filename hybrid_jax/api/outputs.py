@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from hybrid_jax.html import MARK, PALE, text_block
+from hybrid_jax.display import MARK, PALE, text_block
 
 SHOWN_CHARACTERS = 60
 SHOWN_PROMPT = 400  # characters of a prompt in a notebook, its end

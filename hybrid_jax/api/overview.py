@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
@@ -13,7 +13,6 @@ from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, 
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.weights.digest import weights_digest
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -144,9 +143,9 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
     return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"
 
 
-def fingerprint(config: ModelConfig, params: Any, tokenizer: Tokenizer | None) -> str:
-    """A digest of a model's shape, of its weights (`weights_digest`) and of its tokenizer."""
-    digest = hashlib.blake2b(weights_digest(config, params).encode(), digest_size=16)
+def fingerprint(model: str, tokenizer: Tokenizer | None) -> str:
+    """A digest of a model, given as `weights_digest`, and of its tokenizer."""
+    digest = hashlib.blake2b(model.encode(), digest_size=16)
     if tokenizer is not None:
         digest.update(tokenizer.identity().encode())
         beside = [tokenizer.special_tokens, tokenizer.chat_templates]

@@ -14,7 +14,6 @@ from hybrid_jax.text.prompts import (
     Prompt,
     Prompts,
     check_unicode,
-    leading_tokens,
     listed_prompts,
     read_prompts,
 )
@@ -144,18 +143,18 @@ def _pair(
         text = prompt.text + second
         check_unicode(f"score: {where}", text)
         ids = _open_ended(tokenizer, text, add_special=add_special)
-        within = leading_tokens(tokenizer, text, ids, [len(prompt.text)])
-        if within is None:
+        counts = tokenizer.count_within(text, ids, [len(prompt.text)])
+        if counts is None:
             raise ValueError(
                 f"score: {where}: where it begins is not known, because the tokenizer does not give back the text that "
                 "it was given; give token ids"
             )
-        if not within:
+        [before] = counts
+        if not before:
             raise ValueError(
                 f"score: {where} shares its first token with all of its prompt {prompt.text!r}, so no token comes "
                 "before it; give a longer prompt, or token ids"
             )
-        [before] = within
     if before >= len(ids):
         raise ValueError(f"score: {where} adds no token to its prompt; there is nothing to score")
     return Pair(_declared(ids, before), before)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.html import table
+from hybrid_jax.display import html_table
 
 # The meaning of each number, by heading and name. Counters count since the start; sizes, and what says "now", are those
 # of this moment.
@@ -125,7 +125,7 @@ class Stats(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<details open><summary>{heading}</summary>{table(rows)}</details>"
+            f"<details open><summary>{heading}</summary>{html_table(rows)}</details>"
             for heading, rows in self.groups().items()
         )
 

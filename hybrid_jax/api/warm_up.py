@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING
 
-from hybrid_jax.engine.programs.compiling import WarmUp
+if TYPE_CHECKING:
+    from hybrid_jax.engine.programs.compiling import WarmUp
 
 
 def warm_up(

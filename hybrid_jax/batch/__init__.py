@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
+from hybrid_jax.api.options import LLMOptions
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.meter import Meter
@@ -121,7 +121,7 @@ def run_batch(
             num_resumed=num_resumed,
             seconds=meter.seconds,
             tokens_per_s=meter.rate,
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=llm.stats()["peak_memory_bytes"],
             default_temperature=llm.get_default_sampling_params().temperature,
         )
 

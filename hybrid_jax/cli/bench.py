@@ -18,6 +18,7 @@ from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import JsonOption, write, write_json, write_rows
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import ModelOptions
+from hybrid_jax.display import text_table
 
 if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM
@@ -43,7 +44,7 @@ def bench(
 
     Prompts are random. Each number is the median of three runs, after one that compiles. --json is for comparisons.
     """
-    from hybrid_jax.api.llm import LLM  # loads jax
+    from hybrid_jax.api.llm import LLM
 
     if prompt_tokens < 2:
         raise ValueError(f"bench: prompt_tokens must be at least 2, got {prompt_tokens}")
@@ -126,18 +127,15 @@ def _measure(llm: LLM, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         drawn = metrics.num_generation_tokens - metrics.num_first_tokens
         return drawn / (metrics.finished_time - metrics.first_token_time)
 
-    if (
-        llm.engine_config.shapes == "coarse"
-    ):  # or larger programs serve until the right ones are compiled
-        llm.warmup()
+    if llm.engine_config.shapes == "coarse":
+        llm.warmup()  # or larger programs serve until the right ones are compiled
     for params in (one, many):
         first_token(draw(prompt_tokens), params)  # compiles
     prefill = [first_token(draw(prompt_tokens), one)[0] for _ in range(TIMES)]
     cold = [first_token(draw(prompt_tokens))[0] for _ in range(TIMES)]
     shared = draw(int(SHARED * prompt_tokens))
-    for _ in range(
-        3
-    ):  # the second one leaves a checkpoint where the two part, the third compiles what resumes there
+    # The second one leaves a checkpoint where the two part, the third compiles what resumes there.
+    for _ in range(3):
         first_token(shared + draw(prompt_tokens - len(shared)))
     warm = [first_token(shared + draw(prompt_tokens - len(shared))) for _ in range(TIMES)]
     decode = []
@@ -194,8 +192,4 @@ def _table(decode: list[dict[str, Any]]) -> list[str]:
         (str(entry["rows"]), f"{entry['tokens_per_s']:,.0f}", f"{entry['ms_per_token']:.2f}")
         for entry in decode
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    return text_table(rows)

@@ -51,7 +51,7 @@ def chat(
     Ctrl-C stops an answer, Ctrl-D leaves, and /help lists what else can be typed. If stdin is no terminal, each of its
     lines is a message, and the exit code is 1 if any got no answer.
     """
-    from hybrid_jax.api.llm import LLM  # loads jax
+    from hybrid_jax.api.llm import LLM
 
     write(end="", flush=True)  # if stdout takes nothing, this fails before anything is loaded
     form, template = sampling.form(), template_of(chat_template)
@@ -146,9 +146,8 @@ class Talk:
         messages = [*self.messages, {"role": "user", "content": text}]
         answer, stopped = "", False
         try:
-            params = self._fitting(messages)
-            deltas = self._llm.stream_chat(messages, params, chat_template=self._template)
-            with closing(deltas):
+            prompt = self._llm.render_chat(messages, chat_template=self._template)
+            with closing(self._llm.stream(prompt, self._fitting(len(prompt.token_ids)))) as deltas:
                 for delta in deltas:
                     answer += delta.text
                     write(for_terminal(delta.text), end="", flush=True)
@@ -171,14 +170,12 @@ class Talk:
         if answer or not stopped:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _fitting(self, messages: list[dict[str, Any]]) -> SamplingParams:
-        """The parameters, with no more new tokens than there is room for after these messages."""
-        asked = self._params.max_tokens
-        if asked is None:
+    def _fitting(self, length: int) -> SamplingParams:
+        """The parameters, with no more new tokens than there is room for after a prompt of this length."""
+        asked, room = self._params.max_tokens, self._llm.max_model_len - length
+        if asked is None or not 0 < room < asked:
             return self._params
-        prompt = self._llm.render_chat(messages, chat_template=self._template)
-        room = self._llm.max_model_len - len(prompt.token_ids)
-        return replace(self._params, max_tokens=room) if 0 < room < asked else self._params
+        return replace(self._params, max_tokens=room)
 
     def _refusal(self, error: ValueError) -> str:
         """Why a message got no answer."""

@@ -10,6 +10,7 @@ import typer
 from hybrid_jax import train
 from hybrid_jax.cli.exits import JsonOption, needs_extra, note, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
+from hybrid_jax.display import text_table
 
 
 def distill(
@@ -156,9 +157,8 @@ def _write_table(found: dict[str, Any]) -> None:
                 f"{each['agreement']:.1%}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+    for line in text_table(rows):
+        write(line)
     write(
         f"\nFor a cut after that number of the {found['layers']} layers, before any training, on {found['tokens']:,} "
         f"held-out tokens.\nFLOPs: of a prompt of {found['flops_saved_at']:,} tokens. SimScore: how alike the inputs "

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_jax.cli.words import flags_of, shell_words
+from hybrid_jax.display import text_rows
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # How typer words the message about a wrong value.
@@ -63,9 +64,8 @@ def write_json(value: dict[str, Any]) -> None:
 
 def write_rows(rows: dict[str, str]) -> None:
     """Writes names and values, the values below each other."""
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        write(f"{name:<{width}}  {value}")
+    for line in text_rows(rows):
+        write(line)
 
 
 def note(text: str) -> None:

@@ -59,7 +59,7 @@ def generate(
     An answer stops at 256 new tokens, unless --max-tokens or the model says otherwise. To talk with a model, use
     `hybrid-jax chat`.
     """
-    from hybrid_jax.api.llm import LLM  # loads jax
+    from hybrid_jax.api.llm import LLM
     from hybrid_jax.text.prompts import read_prompts
 
     write(end="", flush=True)  # if stdout takes nothing, this fails before anything is loaded

@@ -43,7 +43,7 @@ def run_batch(
     Lines with the same beginning are computed together. OUTPUT gets one answer for each line of INPUT, in the same
     order. Until all are there, they are in OUTPUT.partial. The exit code is 1 if no line of INPUT is a request.
     """
-    from hybrid_jax import batch  # loads jax
+    from hybrid_jax import batch
 
     template = template_of(chat_template)
     try:

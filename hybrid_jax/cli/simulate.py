@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
-from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption, check_groups
+from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.models.files import known_names
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
-    check_groups(cut, kv_group, state_group)
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)

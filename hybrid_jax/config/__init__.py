@@ -4,6 +4,7 @@ May import: nothing of the package.
 """
 
 from hybrid_jax.config.cut import regrouped as regrouped
+from hybrid_jax.config.cut import with_asked_cut as with_asked_cut
 from hybrid_jax.config.cut import with_cut as with_cut
 from hybrid_jax.config.cut import with_inner_cut as with_inner_cut
 from hybrid_jax.config.engine import MAX_GRAIN as MAX_GRAIN

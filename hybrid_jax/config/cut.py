@@ -80,6 +80,21 @@ def with_inner_cut(config: ModelConfig, cut: int, **form: Any) -> ModelConfig:
     return with_cut(config, cut, **form)
 
 
+def with_asked_cut(
+    config: ModelConfig, cut: int | None, *, kv_group: int = 1, state_group: int = 1
+) -> ModelConfig:
+    """As `with_inner_cut`; the same config if no cut is asked for.
+
+    Raises:
+        ValueError: as `with_inner_cut`; or groups without a cut.
+    """
+    if cut is not None:
+        return with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
+    if max(kv_group, state_group) > 1:
+        raise ValueError("with_cut: kv_group and state_group need a cut, as in cut=4")
+    return config
+
+
 def behind_cut(
     layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
 ) -> tuple[LayerSpec, ...]:

@@ -18,7 +18,13 @@ from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
-from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
+from hybrid_jax.engine.this_device import (
+    as_device,
+    device_of,
+    held_bytes,
+    peak_memory_bytes,
+    this_device,
+)
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
@@ -217,6 +223,10 @@ class Engine:
     def compile_seconds(self) -> float:
         """Seconds spent on compiling so far; any thread may ask."""
         return self.runner.compiling.seconds()
+
+    def peak_memory_bytes(self) -> int | None:
+        """See `this_device.peak_memory_bytes`; any thread may ask."""
+        return peak_memory_bytes()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the present numbers of requests, frames and cached prefixes."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
 
@@ -60,6 +61,14 @@ def first_device() -> jax.Device:
         raise ValueError(
             f"LLM: JAX_PLATFORMS={wanted} asks for a device that jax cannot use here; {remedy}"
         ) from error
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return peak_resident_bytes()
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def device_of(params: Any) -> jax.Device:

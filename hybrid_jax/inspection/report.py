@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
-from hybrid_jax.config import ModelConfig, resolve_dtype, with_inner_cut
+from hybrid_jax.config import ModelConfig, resolve_dtype, with_asked_cut
 from hybrid_jax.costs import SAVED_AT
-from hybrid_jax.html import table as html_table
+from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.models import known as known_models
@@ -85,11 +85,8 @@ def inspect_model(
         >>> report["fits"], report["max_rows"]
         (True, 128)
     """
-    config = read_config(model if model is not None else BUNDLED)
-    if cut is not None:
-        config = with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
-    elif max(kv_group, state_group) > 1:
-        raise ValueError("inspect_model: kv_group and state_group need a cut, as in cut=4")
+    plain = read_config(model if model is not None else BUNDLED)
+    config = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
     where = _device(device)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
@@ -126,16 +123,9 @@ class ModelReport(dict[str, Any]):
     """
 
     def __str__(self) -> str:
-        rows = self.lines()
-        width = max(map(len, rows))
-        text = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+        text = text_rows(self.lines())
         if cells := self.table():
-            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            text += ["", ABOVE_SHARES]
-            text += [
-                "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-                for row in cells
-            ]
+            text += ["", ABOVE_SHARES, *text_table(cells)]
         return "\n".join(text)
 
     def _repr_html_(self) -> str:

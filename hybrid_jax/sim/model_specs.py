@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import ModelConfig, source_of, with_inner_cut
+from hybrid_jax.config import ModelConfig, source_of, with_asked_cut
 from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements, token_costs
 from hybrid_jax.kinds.kind import RecurrentKind
@@ -58,12 +58,12 @@ def load_spec(
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file() and (own := find(name)) is not None:
         config = load_known(own)
-        if cut is not None:
-            config = with_inner_cut(config, cut, kv_group=kv_group, state_group=state_group)
+        config = with_asked_cut(config, cut, kv_group=kv_group, state_group=state_group)
         return _of_config(config, own, known()[own]["_source"])
-    if cut is not None:
+    if cut is not None or max(kv_group, state_group) > 1:
         raise ValueError(
-            f"model spec: a cut needs a model whose layers are known one by one ({', '.join(known())}), got {name!r}"
+            f"model spec: a cut and its groups need a model whose layers are known one by one ({', '.join(known())}), "
+            f"got {name!r}"
         )
     if not path.is_file():
         raise ValueError(

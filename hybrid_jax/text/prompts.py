@@ -108,7 +108,7 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
     check_unicode(where, prompt)
     characters = _breakpoints(where, declared, len(prompt), "characters")
     token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
-    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters) or ())
+    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters))
 
 
 def _of_ids(
@@ -121,15 +121,15 @@ def _of_ids(
 
 def leading_tokens(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], characters: Sequence[int]
-) -> tuple[int, ...] | None:
+) -> tuple[int, ...]:
     """For each number of leading characters of a text, how many of its tokens end within them, where any does.
 
-    None if the tokenizer cannot say.
+    Empty if the tokenizer cannot say.
     """
     if not characters:
         return ()
     counts = tokenizer.count_within(text, token_ids, characters)
-    return None if counts is None else tuple(sorted({count for count in counts if count}))
+    return tuple(sorted({count for count in counts or () if count}))
 
 
 def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, ...]:

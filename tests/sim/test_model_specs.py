@@ -177,7 +177,9 @@ def test_a_cut_in_half_of_a_hybrid():
 
 
 def test_a_cut_needs_layers_one_by_one():
-    with pytest.raises(ValueError, match="a cut needs a model whose layers .* got 'paper_7b'"):
+    with pytest.raises(
+        ValueError, match="a cut and its groups need a model whose layers .* got 'paper_7b'"
+    ):
         load_spec("paper_7b", cut=4)
     with pytest.raises(ValueError, match="cut must be at least 1 and below .*, 32, got 40"):
         load_spec("llama_3_1_8b", cut=40)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.cli import main as cli
 from hybrid_jax.text import tokenizer
 from tests.surface.batch_files import SeededEngine
@@ -33,9 +34,9 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     # A shell's background job ignores Ctrl-C and hands that on; this program must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    llm_module.Engine = PausingEngine
-    llm_module.load_config_with_drafter = lambda path, drafts: CONFIG
-    llm_module.load_with_drafter = lambda path, drafts, dtype, progress: (CONFIG, None)
+    starting.Engine = PausingEngine
+    starting.load_config_with_drafter = lambda path, drafts: CONFIG
+    starting.load_with_drafter = lambda path, drafts, dtype, progress: (CONFIG, None)
     llm_module.default_params = lambda folder: llm_module.SamplingParams()
     tokenizer.Tokenizer.from_directory = classmethod(lambda cls, path: byte_tokenizer())
     assert Path(llm_module.BUNDLED, "config.json").is_file()

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from hybrid_jax import LLM, run_batch
 from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.cli import main as cli
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import line, read, write
@@ -54,7 +55,7 @@ def tokenizer():
 @pytest.fixture
 def make_llm(monkeypatch, tokenizer):
     """LLM.from_params over the fake engine; the engine is at `llm._engine`."""
-    monkeypatch.setattr(llm_module, "Engine", FakeEngine)
+    monkeypatch.setattr(starting, "Engine", FakeEngine)
 
     def make(**options):
         return llm_module.LLM.from_params(CONFIG, None, **{"tokenizer": tokenizer} | options)
@@ -70,10 +71,10 @@ def llm(make_llm):
 @pytest.fixture
 def fake_model(monkeypatch, tmp_path, tokenizer):
     """A directory that LLM loads without weights; returns its path."""
-    monkeypatch.setattr(llm_module, "Engine", FakeEngine)
-    monkeypatch.setattr(llm_module, "load_config_with_drafter", lambda path, drafts: CONFIG)
+    monkeypatch.setattr(starting, "Engine", FakeEngine)
+    monkeypatch.setattr(starting, "load_config_with_drafter", lambda path, drafts: CONFIG)
     loaded = lambda path, drafts, dtype, progress: (CONFIG, None)  # noqa: E731
-    monkeypatch.setattr(llm_module, "load_with_drafter", loaded)
+    monkeypatch.setattr(starting, "load_with_drafter", loaded)
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return tmp_path

@@ -12,6 +12,7 @@ from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.programs.compiling import WarmUp
+from hybrid_jax.engine.this_device import peak_memory_bytes
 from hybrid_jax.schedule.request import Request, TokenLogprobs
 from hybrid_jax.sizing.devices import Device
 
@@ -154,6 +155,9 @@ class FakeEngine:
 
     def compile_seconds(self):
         return self.compiled
+
+    def peak_memory_bytes(self):
+        return peak_memory_bytes()
 
     def close(self):
         self.requests.clear()

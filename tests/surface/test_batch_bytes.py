@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hybrid_jax import run_batch
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.batch import input_file as input_module
 from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
 from tests.surface.batch_files import CHAT, COMPLETIONS, SeededEngine, ids, line, read, write
@@ -92,7 +92,7 @@ def nonsense(random_):
 
 
 def test_2000_lines_of_nonsense_get_a_line_each(make_llm, monkeypatch, files):
-    monkeypatch.setattr(llm_module, "Engine", SeededEngine)
+    monkeypatch.setattr(starting, "Engine", SeededEngine)
     source, output = files
     random_ = random.Random(5)
     source.write_bytes(b"\n".join(nonsense(random_) for _ in range(2000)))

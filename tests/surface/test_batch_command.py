@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hybrid_jax import LLM, run_batch
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.run import READ_LINES
 from hybrid_jax.cli import main as cli
@@ -62,7 +62,7 @@ def test_the_command_prints_one_object(command, files):
 def test_a_finished_output_is_left_as_it_is(command, files, monkeypatch):
     command()
     before = files[1].read_bytes(), os.stat(files[1]).st_mtime_ns
-    monkeypatch.setattr(llm_module, "load_with_drafter", None)  # not even the model is loaded
+    monkeypatch.setattr(starting, "load_with_drafter", None)  # not even the model is loaded
     code, out, err = command("--json")
     assert code == 0
     assert json.loads(out)["already_finished"]

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from hybrid_jax import run_batch
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.feed import Ticket
 from hybrid_jax.batch import run as run_module
@@ -34,7 +34,7 @@ class Watched(SeededEngine):
 
 @pytest.mark.parametrize("slow_first", [False, True])
 def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, slow_first):
-    monkeypatch.setattr(llm_module, "Engine", Watched)
+    monkeypatch.setattr(starting, "Engine", Watched)
     monkeypatch.setattr(run_module, "MAX_LINES", 100)
     Watched.most_requests = Watched.most_jobs = Watched.most_entries = 0
     source, output = files
@@ -62,7 +62,7 @@ def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, 
 
 
 def test_every_choice_counts_and_each_is_looked_at_a_few_times_only(make_llm, monkeypatch, files):
-    monkeypatch.setattr(llm_module, "Engine", Watched)
+    monkeypatch.setattr(starting, "Engine", Watched)
     Watched.most_requests = 0
     source, output = files
     write(source, [line(f"{index}", n=3, max_tokens=2) for index in range(600)])

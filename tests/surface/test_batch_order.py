@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax import LLM, run_batch
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.batch import run as run_module
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.responses import AnswerIds
@@ -19,7 +19,7 @@ from tests.tiny_models import VOCAB, tiny_model
 
 @pytest.fixture
 def make_seeded(make_llm, monkeypatch):
-    monkeypatch.setattr(llm_module, "Engine", SeededEngine)
+    monkeypatch.setattr(starting, "Engine", SeededEngine)
     return make_llm
 
 

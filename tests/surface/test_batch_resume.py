@@ -11,6 +11,7 @@ import pytest
 
 from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch.input_file import InputFile
@@ -29,7 +30,7 @@ from tests.surface.batch_files import (
 
 @pytest.fixture
 def make_seeded(make_llm, monkeypatch):
-    monkeypatch.setattr(llm_module, "Engine", SeededEngine)
+    monkeypatch.setattr(starting, "Engine", SeededEngine)
     return make_llm
 
 

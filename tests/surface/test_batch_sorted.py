@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_jax import run_batch
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import run as run_module
@@ -32,7 +32,7 @@ NUM_LINES = 60
 
 @pytest.fixture
 def make_seeded(make_llm, monkeypatch):
-    monkeypatch.setattr(llm_module, "Engine", SeededEngine)
+    monkeypatch.setattr(starting, "Engine", SeededEngine)
     return make_llm
 
 

@@ -147,7 +147,7 @@ class Watched:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
-    stream, write, streams, written = LLM.stream_chat, chat_module.write, [], []
+    stream, write, streams, written = LLM.stream, chat_module.write, [], []
 
     def watched(self, *arguments, **options):
         streams.append(Watched(stream(self, *arguments, **options)))
@@ -160,7 +160,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
             if len(written) == 1:  # Ctrl-C while the first piece is being shown
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", watched)
+    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream", watched)
     monkeypatch.setattr(chat_module, "write", interrupted)
     (code, out, err), prompts = talk("hi", "/stats", "and?")
     assert (code, err) == (
@@ -173,13 +173,13 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, monkeypatch):
 
 
 def test_an_answer_is_no_longer_than_there_is_room(talk, monkeypatch):
-    asked, stream = [], LLM.stream_chat
+    asked, stream = [], LLM.stream
 
-    def noted(self, messages, params, **options):
+    def noted(self, prompt, params):
         asked.append(params.max_tokens)
-        return stream(self, messages, params, **options)
+        return stream(self, prompt, params)
 
-    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream_chat", noted)
+    monkeypatch.setattr("hybrid_jax.api.llm.LLM.stream", noted)
     (code, out, err), _ = talk("hi", options=["--max-tokens", "5000"])
     assert (code, err) == (0, "") and asked == [200 - len("<user>hi")]
 
@@ -201,10 +201,10 @@ def test_an_engine_that_fails_ends_the_answer_and_not_the_program(talk, monkeypa
         raise RuntimeError("the device is gone")
         yield
 
-    stream = LLM.stream_chat
+    stream = LLM.stream
     calls = iter((fails, stream))
     monkeypatch.setattr(
-        "hybrid_jax.api.llm.LLM.stream_chat",
+        "hybrid_jax.api.llm.LLM.stream",
         lambda *given, **options: next(calls)(*given, **options),
     )
     (code, out, err), prompts = talk("hi", "again")

@@ -342,7 +342,7 @@ def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    monkeypatch.setattr("hybrid_jax.api.llm.Engine", refuse)
+    monkeypatch.setattr("hybrid_jax.api.starting.Engine", refuse)
     code, _, err = generate("ab")
     assert (code, "no room for arena, rings and tables; lower --memory or --max-rows" in err) == (
         2,

@@ -84,7 +84,7 @@ class CompilingEngine(FakeEngine):
 @pytest.fixture
 def compiling(make_llm, monkeypatch):
     """An LLM whose engine compiles before the first and the third step."""
-    monkeypatch.setattr("hybrid_jax.api.llm.Engine", CompilingEngine)
+    monkeypatch.setattr("hybrid_jax.api.starting.Engine", CompilingEngine)
     clock, real = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: real() + clock[0])
     monkeypatch.setattr(CompilingEngine, "compiled_at", [0.0], raising=False)

@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_jax import SamplingParams
 from hybrid_jax.api.overview import fingerprint
-from hybrid_jax.weights.digest import SAMPLES
+from hybrid_jax.weights.digest import SAMPLES, weights_digest
 from tests.surface.conftest import byte_tokenizer
 from tests.surface.fake_engine import CONFIG, SCRIPT, texts
 
@@ -89,13 +89,13 @@ def test_a_fingerprint_tells_models_apart():
     moved = {"b": jnp.arange(3.0), "a": jnp.zeros((4 * SAMPLES, 2))}
     template = byte_tokenizer()
     template.chat_templates["default"] += "."
-    known = fingerprint(CONFIG, weights, byte_tokenizer())
-    assert known == fingerprint(CONFIG, same, byte_tokenizer())
+    own = weights_digest(CONFIG, weights)
+    known = fingerprint(own, byte_tokenizer())
+    assert known == fingerprint(weights_digest(CONFIG, same), byte_tokenizer())
     others = [
-        fingerprint(CONFIG, other, byte_tokenizer()),
-        fingerprint(CONFIG, moved, byte_tokenizer()),
-        fingerprint(CONFIG, weights, None),
-        fingerprint(CONFIG, weights, template),
+        *(fingerprint(weights_digest(CONFIG, w), byte_tokenizer()) for w in (other, moved)),
+        fingerprint(own, None),
+        fingerprint(own, template),
     ]
     assert len({known, *others}) == 5
 

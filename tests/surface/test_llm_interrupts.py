@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
 from hybrid_jax.api.engine_thread import Command, EngineThread
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.text.incremental import IncrementalDecoder
@@ -202,7 +202,8 @@ EXITS = """
 import os, signal, threading, time
 from tests.surface.fake_engine import CONFIG, FakeEngine
 import hybrid_jax.api.llm
-hybrid_jax.api.llm.Engine = FakeEngine
+import hybrid_jax.api.starting
+hybrid_jax.api.starting.Engine = FakeEngine
 llm = hybrid_jax.api.llm.LLM.from_params(CONFIG, {}, quiet=True)
 llm._engine.pause = 60  # like a program that takes a minute to compile
 llm._thread.submit([hybrid_jax.api.llm.Call(llm._intake.jobs([65], None))])
@@ -224,13 +225,13 @@ def test_a_new_llm_waits_for_the_memory_of_one_that_was_dropped(make_llm, monkey
     engine, freed = llm._engine, []
     monkeypatch.setattr(engine, "close", lambda: freed.append(time.sleep(0.2)))
     del llm
-    choose = llm_module.choose_engine_config
+    choose = starting.choose_engine_config
 
     def asked(*args, **options):
         freed.append("asked")
         return choose(*args, **options)
 
-    monkeypatch.setattr(llm_module, "choose_engine_config", asked)
+    monkeypatch.setattr(starting, "choose_engine_config", asked)
     make_llm()
     assert freed == [None, "asked"]
 

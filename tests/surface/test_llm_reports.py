@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api import completions
-from hybrid_jax.api.options import peak_memory_bytes
+from hybrid_jax.engine.this_device import peak_memory_bytes
 from tests.surface.fake_engine import GREEDY
 
 
@@ -96,7 +95,7 @@ def test_stats_count_what_was_done(llm):
 
 def test_an_output_has_the_peak_at_its_end_which_is_read_once(llm, monkeypatch):
     reads = iter(range(100, 200))
-    monkeypatch.setattr(completions, "peak_memory_bytes", lambda: next(reads))
+    monkeypatch.setattr(llm._engine, "peak_memory_bytes", lambda: next(reads))
     lengths = [SamplingParams(max_tokens=n, n=2) for n in (30, 3, 17)]
     outputs = llm.generate(["a", "b", "c"], lengths)
     assert [output.metrics.peak_memory_bytes for output in outputs] == [102, 100, 101]

@@ -13,8 +13,9 @@ import pytest
 
 from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams
 from hybrid_jax.api import llm as llm_module
-from hybrid_jax.api import options
+from hybrid_jax.api import options, starting
 from hybrid_jax.config.other_names import other_names
+from hybrid_jax.engine import this_device
 from hybrid_jax.sizing import devices
 
 TIB = 2**40
@@ -187,7 +188,7 @@ def test_options_reach_the_engine(make_llm):
 
 def test_weights_in_memory_use_the_compile_cache_too(make_llm, fake_model, monkeypatch):
     calls = []
-    monkeypatch.setattr(llm_module, "enable_compile_cache", lambda **_: calls.append(1))
+    monkeypatch.setattr(starting, "enable_compile_cache", lambda **_: calls.append(1))
     make_llm()
     assert len(calls) == 1
     LLM(fake_model)
@@ -289,9 +290,9 @@ def test_a_bad_generation_config_is_named(fake_model, content, message):
 )
 def test_the_peak_is_the_device_s_or_on_a_cpu_the_process_s(monkeypatch, platform, known, expected):
     device = SimpleNamespace(platform=platform, memory_stats=lambda: known)
-    monkeypatch.setattr(options.jax, "devices", lambda: [device])
-    monkeypatch.setattr(options, "peak_resident_bytes", lambda: 11)
-    assert options.peak_memory_bytes() == expected
+    monkeypatch.setattr(this_device.jax, "devices", lambda: [device])
+    monkeypatch.setattr(this_device, "peak_resident_bytes", lambda: 11)
+    assert this_device.peak_memory_bytes() == expected
 
 
 @pytest.fixture
@@ -353,7 +354,7 @@ def test_a_device_without_room_says_what_to_lower(make_llm, monkeypatch, error):
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr(llm_module, "Engine", refuse)
+    monkeypatch.setattr(starting, "Engine", refuse)
     with pytest.raises(
         ValueError, match="no room for arena, rings and tables; lower memory or max_r"
     ):
@@ -364,7 +365,7 @@ def test_other_errors_of_the_device_pass(make_llm, monkeypatch):
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
-    monkeypatch.setattr(llm_module, "Engine", refuse)
+    monkeypatch.setattr(starting, "Engine", refuse)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         make_llm()
 
@@ -373,7 +374,7 @@ def test_weights_without_room_say_so(fake_model, monkeypatch):
     def refuse(path, drafts, dtype, progress):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(llm_module, "load_with_drafter", refuse)
+    monkeypatch.setattr(starting, "load_with_drafter", refuse)
     with pytest.raises(
         ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
     ):

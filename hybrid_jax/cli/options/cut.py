@@ -18,9 +18,3 @@ KVGroupOption = Annotated[
 StateGroupOption = Annotated[
     int, typer.Option(help="Recurrent layers after the cut that share a state.")
 ]
-
-
-def check_groups(cut: int | None, kv_group: int, state_group: int) -> None:
-    """ValueError for groups without a cut."""
-    if cut is None and max(kv_group, state_group) > 1:
-        raise ValueError("--kv-group and --state-group need a cut, as in --cut 4")

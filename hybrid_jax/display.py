@@ -1,15 +1,33 @@
-"""Pieces of HTML for notebooks. They set no colours but of marks, so that they suit dark and light themes."""
+"""What people see: lines of text below each other, and pieces of HTML for notebooks.
+
+The HTML sets no colours but of marks, so that it suits dark and light themes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 PALE = "opacity:.6"
 MARK = "background:rgba(66,133,244,.25)"
 
 
-def table(
+def text_rows(rows: Mapping[str, str]) -> list[str]:
+    """Names and values as lines, the values below each other."""
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines, its columns to the right. The first row holds the titles."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def html_table(
     rows: Sequence[Sequence[str]], headings: Sequence[str] = (), numbers: Collection[int] = (1,)
 ) -> str:
     """A table of text. `numbers` are the columns that stand to the right."""

@@ -1,0 +1,128 @@
+"""What an `LLM` is made of: weights, the engine's settings on this device, and the engine.
+
+All that an `LLM` needs jax for, when it is made, stands here. `api.llm` loads this module at that time, so that
+importing `LLM` loads no jax.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from hybrid_jax.api.engine_thread import wait_for_dropped
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.byte_sizes import format_size
+from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
+from hybrid_jax.config.speculation import drafting_model
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
+from hybrid_jax.engine.programs.store import open_store
+from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
+from hybrid_jax.sizing.defaults import choose_settings
+from hybrid_jax.sizing.room import find_room, require_room
+from hybrid_jax.weights import add_draft, load_config_with_drafter, load_with_drafter
+
+SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
+
+
+class Started(NamedTuple):
+    """A model in memory and its engine."""
+
+    config: ModelConfig
+    params: Any
+    weight_bytes: int
+    engine_config: EngineConfig
+    engine: Engine
+
+
+def start_folder(
+    folder: Path, settings: Mapping[str, Any], *, dtype: str, progress: ProgressOption
+) -> Started:
+    """Loads the model of a directory, and starts an engine for it.
+
+    Args:
+        folder: as `hybrid_jax.weights.load_model` reads it.
+        settings: as `engine_options` returns them.
+        dtype, progress: as in `LLM`.
+
+    Raises:
+        As `LLM`.
+    """
+    drafts = settings.get("speculation")
+    stored = load_config_with_drafter(folder, drafts)
+    device = first_device()
+    dtype = resolve_dtype(dtype, stored.dtype, on_cpu=device.platform == "cpu")
+    wait_for_dropped(SECONDS_FOR_DROPPED)
+    engine_config = choose_engine_config(stored, settings, dtype=dtype)
+    programs = enable_compile_cache(device=device)
+    no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
+    with progress_of(progress, "loading", unit=1e-6) as report, no_room:
+        config, params = load_with_drafter(folder, drafts, dtype=dtype, progress=report)
+    return _started(config, params, engine_config, programs)
+
+
+def start_params(
+    config: ModelConfig, params: Any, settings: Mapping[str, Any], *, dtype: str
+) -> Started:
+    """Starts an engine for weights that are in memory already. The arguments are those of `start_folder`.
+
+    Raises:
+        As `LLM`.
+    """
+    programs = enable_compile_cache(device=first_device())
+    wait_for_dropped(SECONDS_FOR_DROPPED)
+    config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
+    engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
+    return _started(config, params, engine_config, programs)
+
+
+def _started(
+    config: ModelConfig, params: Any, engine_config: EngineConfig, programs: Path | None
+) -> Started:
+    with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
+        store = open_store(programs, first_device())
+        engine = Engine(config, params, engine_config, store)
+    return Started(config, params, held_bytes(params), engine_config, engine)
+
+
+def choose_engine_config(
+    model: ModelConfig, options: Mapping[str, Any], *, dtype: str, params: Any = None
+) -> EngineConfig:
+    """An engine's settings on this device. Refuses a model that does not fit its memory, before anything is allocated.
+
+    Args:
+        model: what is to run.
+        options: as `engine_options` returns them.
+        dtype: of the weights.
+        params: the weights if they are in memory already; None for those that are about to be read.
+
+    Raises:
+        ValueError: as `require_room` and `split_memory`.
+    """
+    model = drafting_model(model, options.get("speculation"))
+    held = None if params is None else held_bytes(params)
+    device = this_device(held=held or 0)
+    choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
+    engine = choose({})
+    require_room(find_room(model, engine, device, held=held, choose=choose))
+    return engine
+
+
+@contextmanager
+def device_memory_for(what: str, remedy: str) -> Iterator[None]:
+    """Turns a device's "out of memory" into a ValueError that says what did not fit, and what helps."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        known = jax.devices()[0].memory_stats() or {}
+        has = f" of {format_size(known['bytes_limit'])}" if "bytes_limit" in known else ""
+        raise ValueError(
+            f"LLM: the device's memory{has} has no room for {what}; {remedy}"
+        ) from error
