@@ -249,8 +249,9 @@ class WindowWalk:
                 *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
-            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used.
-            if self.plan.aligned:
+            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used. A tree's
+            # pages move later.
+            if self.plan.aligned or rows.ancestors is not None:
                 self.mixed = out
             return out
         steps = steps_of(spec, self.model)
@@ -294,7 +295,12 @@ def window(
     walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
     before = lambda hidden: kept.hidden_before(hidden, state, rows)  # noqa: E731
     h = _through(params, rows.tokens, walk.plan.valid, before, walk)
-    return h, walk.finish(h)
+    state = walk.finish(h)
+    if rows.ancestors is not None and model.config.drafting is not None:
+        # What follows from h moves pages, which the layers that draft must have read by then.
+        made = frames.zero_after(state, *_made(h, walk.mixed, model))
+        h = jnp.where(made == 0, h, jnp.zeros_like(h))
+    return h, state
 
 
 class ChunkWalk:

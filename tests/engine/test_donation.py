@@ -96,6 +96,7 @@ def make_runner(
     max_model_len: int | None = None,
     max_rows: int = 8,
     speculation: SpeculationConfig | None = None,
+    drafting: str | None = None,
 ) -> Runner:
     fp8, dtype = dtype == "fp8", "float32" if dtype == "fp8" else dtype
     config = model(pattern, dtype)
@@ -103,9 +104,9 @@ def make_runner(
     if method == "exit":
         config = replace(config, exit_head=True)
     if method == "mtp":
-        config = replace(config, mtp=model(DRAFTING[method], dtype).layers)
+        config = replace(config, mtp=model(drafting or DRAFTING[method], dtype).layers)
     if method == "draft":
-        config = replace(config, draft=model(DRAFTING[method], dtype))
+        config = replace(config, draft=model(drafting or DRAFTING[method], dtype))
     engine = EngineConfig(
         max_rows=max_rows,
         dtype=dtype,
@@ -350,7 +351,7 @@ def test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place(
 SPECULATION = SpeculationConfig(num_tokens=3)
 TREE = SpeculationConfig(tree=(0, 0, 1))
 HEAD, SECOND, EXIT = (replace(SPECULATION, method=method) for method in ("mtp", "draft", "exit"))
-# pattern, dtype, rows, variant, and the settings if these are not `SPECULATION`.
+# pattern, dtype, rows, variant, the settings if these are not `SPECULATION`, and layers that draft if not `DRAFTING`.
 VERIFY: dict[str, tuple] = {
     "verify": ("MAM", "float32", 8, Variant()),
     "verify_other_kinds": ("DJCGSJD", "float32", 8, Variant()),
@@ -375,6 +376,7 @@ VERIFY: dict[str, tuple] = {
     "exit_tree": ("MA|MA", "float32", 8, Variant(), replace(TREE, method="exit")),
     "verify_cut_shared": ("MA!MAMA", "float32", 8, Variant()),
     "second_tree": ("JA", "float32", 8, Variant(), replace(TREE, method="draft")),
+    "second_tree_delta": ("C", "float32", 8, Variant(), replace(TREE, method="draft"), "AD"),
 }
 # What the layers are that draft, by the method.
 DRAFTING = {"mtp": "A", "draft": "MJA"}
@@ -392,8 +394,8 @@ VERIFY_LEFT_TO_ALL = {
 )
 def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
     pattern, dtype, rows, variant, *given = VERIFY[name]
-    speculation = given[0] if given else SPECULATION
-    runner = make_runner(pattern, dtype, speculation=speculation)
+    speculation, drafting = (*given, *(SPECULATION, None)[len(given) :])
+    runner = make_runner(pattern, dtype, speculation=speculation, drafting=drafting)
     check(runner, "verify", shape_of(runner, "decode", rows, speculation.window), variant)
 
 

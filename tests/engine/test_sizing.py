@@ -235,13 +235,9 @@ WIDE = {
             {"max_rows": 2, "prefill_tokens": 512, "speculation": SpeculationConfig(method="mtp")},
         ),
         (["short"], {"max_rows": 64, "speculation": SpeculationConfig(method="draft")}),
-        pytest.param(
+        (
             ["short"],
             {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))},
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a tree drafted by a second model of gated delta nets holds 1.18 GB here, and 0.18 are counted",
-            ),
         ),
     ],
 )
