@@ -47,7 +47,7 @@ class Model:
             for number, mixer in enumerate(layer.mixers)
             if source_of(mixer) != "group"
         }
-        for first, *others in self.config.groups_behind_cut:
+        for first, *others in self.config.groups_after_cut:
             found |= dict.fromkeys(others, found[first])
         return found
 

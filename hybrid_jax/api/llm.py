@@ -130,7 +130,7 @@ class LLM:
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-        folder = BUNDLED if model is None else model_folder(model)
+        folder = BUNDLED if model is None else model_folder(model, "LLM")
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         from hybrid_jax.api.starting import start_folder  # loads jax

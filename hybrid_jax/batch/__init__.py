@@ -130,6 +130,10 @@ def _check_paths(given: Path, output: Path) -> None:
     """Raises ValueError where the output, or a file beside it, would overwrite the input."""
     if output.exists() and not stat.S_ISREG(os.stat(output).st_mode):
         raise ValueError(f"run-batch: the output must be a regular file, got {output}")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(
+            f"run-batch: {output} cannot be written: there is no directory {output.parent}; make it first"
+        )
     for path in (output, *(name(output) for name in (partial_path, sidecar_path, sorted_path))):
         if path.exists() and given.exists() and os.path.samefile(given, path):
             raise ValueError(

@@ -53,8 +53,9 @@ def simulate(
         typer.Option(help="Tokens between resume points.", show_default="1; 32 with arrivals"),
     ] = None,
     max_rows: Annotated[
-        int, typer.Option(help="Sequences that decode together, with arrivals.")
-    ] = 64,
+        int | None,
+        typer.Option(help="Sequences that decode together, with arrivals.", show_default="64"),
+    ] = None,
     shapes: Annotated[
         str,
         typer.Option(
@@ -91,6 +92,8 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
+    if clock == "order" and max_rows is not None:
+        raise ValueError(f"--max-rows goes with --clock arrivals only, got {max_rows}")
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
@@ -103,7 +106,12 @@ def simulate(
     result: InFlightResult | Result
     if clock == "arrivals":
         result = simulate_in_flight(
-            *asked, decode=spec.decode, grain=grain or 32, max_rows=max_rows, shapes=shapes, **told
+            *asked,
+            decode=spec.decode,
+            grain=grain or 32,
+            max_rows=max_rows or 64,
+            shapes=shapes,
+            **told,
         )
     else:
         result = run(*asked, grain=grain or 1, timing=timing, **told)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import must, one_of, positive, require
-from hybrid_jax.config.cut import is_behind_cut, without_cuts
+from hybrid_jax.config.cut import are_after_cut, without_cuts
 from hybrid_jax.config.layers import (
     Attention,
     FeedForward,
@@ -107,7 +107,7 @@ class ModelConfig:
             must(self, "exit_head", not self.exit_head, "False without a cut")
             return
         form = (self.cut, self.kv_group, self.state_group, self.own_readout)
-        good = is_behind_cut(self.layers, *form)
+        good = are_after_cut(self.layers, *form)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
         must(self, "layers", good, what, "others")
         why = "the tokens of prompts have no last hidden states, from which it drafts"
@@ -154,7 +154,7 @@ class ModelConfig:
         return range(len(self.layers) if self.cut is None else self.cut, len(self.layers))
 
     @functools.cached_property
-    def groups_behind_cut(self) -> tuple[tuple[Place, ...], ...]:
+    def groups_after_cut(self) -> tuple[tuple[Place, ...], ...]:
         """The mixers after the cut in groups that share keys and values or a state, each group's first one in front.
 
         A mixer is its layer and its number among the layer's mixers.

@@ -15,7 +15,7 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
-from hybrid_jax.engine.programs.compiling import Behind, Compiling, Program, WarmUp, shapes_of
+from hybrid_jax.engine.programs.compiling import Background, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
@@ -106,7 +106,7 @@ class Runner:
         # The generation of requests that first may run a program.
         self._since: dict[tuple, int] = {}
         self._generation = 0
-        self._behind = Behind()
+        self._background = Background()
 
     # --- executables ------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ class Runner:
     def begin(self) -> int:
         """The generation of a request that begins now. It may run the programs that are compiled by now.
 
-        Programs that are compiled behind while it runs are for later requests. So a request's programs, and with them
-        its last bits, do not change on its way.
+        Programs that are compiled in the background while it runs are for later requests. So a request's programs, and
+        with them its last bits, do not change on its way.
         """
         known = self._executables.items()
         new = [key for key, program in known if program.compiled and key not in self._since]
@@ -198,11 +198,11 @@ class Runner:
     def _step_shape(
         self, kind: StepKind, wanted: Any, variant: Variant, rows: Sequence[Row]
     ) -> Any:
-        """The bucket to use; a bucket that would fit better is compiled behind, for later calls."""
+        """The bucket to use; a bucket that would fit better is compiled in the background, for later calls."""
         shape = self._serving(kind, wanted, variant, rows)
         if shape != wanted:
             key = (kind.name, wanted, variant)
-            self._behind.compile(key, lambda: self._ahead(kind, wanted, variant))
+            self._background.compile(key, lambda: self._ahead(kind, wanted, variant))
         return shape
 
     # --- dispatch ---------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Runner:
             return
         steps = [key for key in missing if key[0] in self._by_name]
         for name, *of in steps[1:]:
-            self._behind.compile(
+            self._background.compile(
                 (name, *of), functools.partial(self._ahead, self._by_name[name], *of)
             )
 
@@ -444,7 +444,7 @@ class Runner:
 
     def close(self) -> None:
         """Frees the state and drops the weights."""
-        self._behind.close()
+        self._background.close()
         self.state = self.adjust = self.params = None
         self._executables.clear()
 

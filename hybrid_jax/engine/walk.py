@@ -426,16 +426,16 @@ def short_chunk(
     h = rings.slice_tokens(h, last, 1)
     if ends is not None:
         rows = rows._replace(length=rows.length - ends.samples)
-    behind = ChunkWalk(state, rows, model=model)
+    later = ChunkWalk(state, rows, model=model)
     kept_at = rows.length, rows.state_len
-    decoder.write_behind(params, normed, kept_at, config, behind.mix, kernels)
-    state = behind.finish(h)
+    decoder.write_after_cut(params, normed, kept_at, config, later.mix, kernels)
+    state = later.finish(h)
     if ends is None:
         return h[:, 0], state
     # The window works on copies of the rows' rings: it takes the first rows of a ring.
-    groups = _groups_behind_cut(model)
-    if behind.tails:
-        own = rings.rows_of_tails(state, behind.tails, len(rows.row))
+    groups = _groups_after_cut(model)
+    if later.tails:
+        own = rings.rows_of_tails(state, later.tails, len(rows.row))
     else:  # kernels have written the rings
         own = rings.rows_of(state, rows.row, groups)
     base = jnp.where(ends.samples > 0, rows.start + rows.length, 0)
@@ -450,7 +450,7 @@ def short_chunk(
     return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, groups)
 
 
-def _groups_behind_cut(model: Model) -> list[int]:
+def _groups_after_cut(model: Model) -> list[int]:
     """Numbers of the groups of recurrent layers after the cut; none of these has a layer before it."""
     later = model.config.later
     places = (place for (index, _), place in model.places.items() if index in later)

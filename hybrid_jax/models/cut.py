@@ -32,7 +32,7 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
     if config.cut is None:
         return params
     layers, written = list(params["layers"]), {}
-    for group in config.groups_behind_cut:
+    for group in config.groups_after_cut:
         written |= _write_weights(params, config, group)
     for index in config.later:
         if specs := config.layers[index].mixers:

@@ -197,16 +197,16 @@ def through(
     """The stream after some layers; arguments as for `walk`."""
     (h, update, u, columns), dtype = stream, activation_dtype(params)
 
-    def behind() -> Written | None:
+    def from_cut() -> Written | None:
         if u is None:
             return None
         return Written(params["cut"], written_columns(config), u, columns, LINEARS[kernels])
 
-    written = behind()
+    written = from_cut()
     for index in layers:
         if index == config.cut:
             h, update, u, columns = cross(params, Stream(h, update), valid, config, kernels)
-            written = behind()
+            written = from_cut()
         spec, weights, real = config.layers[index], layer_params(params, index, config), valid
         if spec.mixers:
             h, normed = enter_block(h, update, weights["norm"], real, dtype, config, kernels)
@@ -245,7 +245,7 @@ def cross(
     return Stream(h, None, u, written)
 
 
-def write_behind(
+def write_after_cut(
     params: dict,
     normed: jax.Array,
     ends: Sequence[jax.Array],
@@ -281,7 +281,7 @@ def _written(
     mixer: Any,
     product: Linear,
 ) -> jax.Array:
-    """A mixer's columns [B, T, w] for `write_behind`; those that a state is read with are zero where none are kept."""
+    """A mixer's columns [B, T, w] for `write_after_cut`; those that a state is read with are 0 where none are kept."""
 
     def made(tokens: jax.Array, part: slice) -> jax.Array:
         return project_part(weights, tokens, part, product)
@@ -291,19 +291,19 @@ def _written(
         return made(normed, columns)
     names, start = list(parts.written), columns.start
     before = start + sum(parts.written[name] for name in names[: names.index(parts.readout)])
-    behind = before + parts.written[parts.readout]
+    beyond = before + parts.written[parts.readout]
     history = min(mixer.conv_width - 1, normed.shape[1])
-    readout = jnp.zeros((*normed.shape[:2], behind - before), normed.dtype)
+    readout = jnp.zeros((*normed.shape[:2], beyond - before), normed.dtype)
     for end in ends:
         first = jnp.clip(end - history, 0)
         rows = range(normed.shape[0])
         size = (1, history, normed.shape[2])
         taken = [jax.lax.dynamic_slice(normed, (row, first[row], 0), size) for row in rows]
-        few = made(jnp.concatenate(taken), slice(before, behind))
+        few = made(jnp.concatenate(taken), slice(before, beyond))
         for row in rows:
             place = (row, first[row], 0)
             readout = jax.lax.dynamic_update_slice(readout, few[row : row + 1], place)
-    first_part, last = made(normed, slice(start, before)), made(normed, slice(behind, columns.stop))
+    first_part, last = made(normed, slice(start, before)), made(normed, slice(beyond, columns.stop))
     return jnp.concatenate([first_part, readout, last], axis=-1)
 
 

@@ -57,15 +57,15 @@ def here_or_packed(path: str | Path, where: str = "load_model") -> Path:
     return given if given.exists() else PACKED.get(str(path), given)
 
 
-def model_folder(path: str | Path) -> Path:
+def model_folder(path: str | Path, where: str = "load_model") -> Path:
     """The directory that `path` names; raises CheckpointNotFound when there is none."""
-    folder = here_or_packed(path)
+    folder = here_or_packed(path, where)
     if not folder.is_dir():
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         if str(path) in known_names():
             what = "is known by its sizes alone, without weights"
         raise CheckpointNotFound(
-            f"load_model: {folder} {what}; {how_to_get(path)}{similar(path, PACKED)}"
+            f"{where}: {folder} {what}; {how_to_get(path)}{similar(path, PACKED)}"
         )
     return folder
 

@@ -36,7 +36,7 @@ MIDDLE_ROWS = 64
 DISPATCH_TOKENS = 150
 
 
-class Behind(IntEnum):
+class AfterCut(IntEnum):
     """What the layers after a model's cut do in a prefill dispatch; each can do what those before it do.
 
     They write what they keep of all tokens. Beyond that, they do nothing, or take the last tokens of prompts that end,
@@ -55,7 +55,7 @@ class PrefillBucket:
     rows: int
     tokens: int
     width: int
-    behind: Behind = Behind.ALL
+    after_cut: AfterCut = AfterCut.ALL
 
 
 @dataclass(frozen=True, order=True)
@@ -138,7 +138,7 @@ class Shapes:
         num_tokens: int,
         num_pages: int,
         max_pages: int,
-        behind: Behind = Behind.ALL,
+        after_cut: AfterCut = AfterCut.ALL,
     ) -> PrefillBucket:
         """The smallest prefill shape that fits.
 
@@ -147,14 +147,14 @@ class Shapes:
             num_tokens: tokens of the longest chunk.
             num_pages: pages of the longest row.
             max_pages: pages of the longest sequence possible.
-            behind: what layers after a cut do.
+            after_cut: what layers after a cut do.
         """
         tokens, rows = self.prefill_of(num_tokens)
         return PrefillBucket(
             smallest_that_fits(rows, num_rows, "rows of a prefill dispatch"),
             tokens,
             smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
-            behind,
+            after_cut,
         )
 
     def steps_of(self, tokens: int) -> int:

@@ -9,7 +9,6 @@ Packages: jax, ml_dtypes, numpy, orbax, safetensors.
 
 from hybrid_jax.models.files import BUNDLED as BUNDLED
 from hybrid_jax.models.files import CheckpointNotFound as CheckpointNotFound
-from hybrid_jax.models.files import model_folder as model_folder
 from hybrid_jax.models.files import read_json as read_json
 from hybrid_jax.weights.load import Dtype as Dtype
 from hybrid_jax.weights.load import add_draft as add_draft

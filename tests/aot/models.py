@@ -27,7 +27,7 @@ from hybrid_jax.geometry import KERNEL_LOGITS_MARGIN, drafting_specs, make_geome
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.schedule.bucket import Behind, DecodeBucket, PrefillBucket
+from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from hybrid_jax.state import Model, state_specs
 
@@ -109,15 +109,15 @@ def prefill_step(
     tokens: int = 8192,
     dtype: str = "bfloat16",
     scan: str = "pallas",
-    behind: Behind = Behind.ALL,
+    after_cut: AfterCut = AfterCut.ALL,
     kv_cache_dtype: str = "auto",
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, scan=scan)
-    bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), behind)
+    bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), after_cut)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
-    static = {"model": model, "layout": layout, "num_logprobs": 0, "behind": behind}
+    static = {"model": model, "layout": layout, "num_logprobs": 0, "after_cut": after_cut}
     run = functools.partial(Prefill.run, **static)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)

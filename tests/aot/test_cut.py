@@ -13,7 +13,7 @@ import pytest
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, with_cut
 from hybrid_jax.geometry import logits_bytes
 from hybrid_jax.models.known import load_known
-from hybrid_jax.schedule.bucket import Behind
+from hybrid_jax.schedule.bucket import AfterCut
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from tests.aot.h200 import Compiled, compile_for_h200
 from tests.aot.models import (
@@ -47,17 +47,17 @@ WINDOWS = {"hybrid": "ssd_window", "qwen": "gated_delta_window"}
 
 @functools.cache
 def compiled(
-    name: str, cut: bool, behind: Behind | None, rows: int = 1, kv_cache_dtype: str = "auto"
+    name: str, cut: bool, after_cut: AfterCut | None, rows: int = 1, kv_cache_dtype: str = "auto"
 ) -> Compiled:
     """A prefill of rows of 2,048 tokens, or a decode step of 64 rows."""
     name, groups = GROUPS.get(name, (name, {}))
     make, where = MODELS[name]
     config = with_cut(make(), where, **groups) if cut else make()
     sizes = {"num_frames": FRAMES, "kv_cache_dtype": kv_cache_dtype}
-    if behind is None:
+    if after_cut is None:
         step, specs = decode_step(config, rows=64, **sizes)
     else:
-        step, specs = prefill_step(config, rows=rows, chunk=2048, behind=behind, **sizes)
+        step, specs = prefill_step(config, rows=rows, chunk=2048, after_cut=after_cut, **sizes)
     found = compile_for_h200(step, *specs, donate=(1,))
     state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(specs[1]))
     assert found.alias_bytes >= state
@@ -70,7 +70,7 @@ def launches(found: Compiled, *names: str) -> list[int]:
 
 def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
     found, whole = (
-        compiled("hybrid", *step) for step in ((True, Behind.NOTHING), (False, Behind.ALL))
+        compiled("hybrid", *step) for step in ((True, AfterCut.NOTHING), (False, AfterCut.ALL))
     )
     assert found.outer == ("kCommandBuffer",)
     ssd, attention, _ = COUNTS["hybrid"]
@@ -82,7 +82,7 @@ def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
 
 
 def test_gated_delta_nets_behind_the_cut_write_their_states():
-    found = compiled("qwen", True, Behind.NOTHING)
+    found = compiled("qwen", True, AfterCut.NOTHING)
     assert found.outer == ("kCommandBuffer",)
     nets, attention, _ = COUNTS["qwen"]
     names = (
@@ -97,7 +97,9 @@ def test_gated_delta_nets_behind_the_cut_write_their_states():
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_last_token_of_a_prompt_is_a_window_behind_the_cut(name):
-    found, others = (compiled(name, True, behind) for behind in (Behind.ENDS, Behind.NOTHING))
+    found, others = (
+        compiled(name, True, after_cut) for after_cut in (AfterCut.ENDS, AfterCut.NOTHING)
+    )
     assert found.outer == ("kCommandBuffer",)
     recurrent, attention, normed = COUNTS[name]
     counts = launches(found, WINDOWS[name], "append_kv", "gated_rmsnorm")
@@ -124,34 +126,34 @@ def test_layers_that_share_a_state_have_scores_in_place_of_a_convolution():
 
 
 @left_to_all
-@pytest.mark.parametrize("behind", [Behind.ENDS, Behind.ALL])
-def test_prompts_of_layers_that_share_a_state_copy_nothing_large(behind):
-    found, plain = (compiled(name, True, behind) for name in ("shared", "hybrid"))
+@pytest.mark.parametrize("after_cut", [AfterCut.ENDS, AfterCut.ALL])
+def test_prompts_of_layers_that_share_a_state_copy_nothing_large(after_cut):
+    found, plain = (compiled(name, True, after_cut) for name in ("shared", "hybrid"))
     assert found.outer == ("kCommandBuffer",)
     assert found.kinds["kCopy"] <= plain.kinds["kCopy"] + 8
     # Before the cut nobody keeps what others would read; after it, where no layer runs on a chunk, neither.
-    readers = 4 if behind is Behind.ALL else 0
+    readers = 4 if after_cut is AfterCut.ALL else 0
     frames_read = [len(x.named("read_frames")) for x in (found, plain)]
     assert frames_read[0] <= frames_read[1] + readers
-    if behind is Behind.ENDS:
+    if after_cut is AfterCut.ENDS:
         assert found.temp_bytes < 1.05 * plain.temp_bytes
 
 
 @left_to_all
 def test_four_prompts_at_a_time_have_the_launches_of_one():
-    found, one = (compiled("hybrid", True, Behind.ENDS, rows) for rows in (4, 1))
+    found, one = (compiled("hybrid", True, AfterCut.ENDS, rows) for rows in (4, 1))
     assert found.outer == ("kCommandBuffer",)
     names = ("ssd_scan", "ssd_window", "append_kv", "gated_rmsnorm")
     assert launches(found, *names) == launches(one, *names)
 
 
-@pytest.mark.parametrize("behind", [Behind.NOTHING, Behind.ENDS])
+@pytest.mark.parametrize("after_cut", [AfterCut.NOTHING, AfterCut.ENDS])
 @pytest.mark.parametrize("name", FIRST)
-def test_nothing_large_is_copied(name, behind):
+def test_nothing_large_is_copied(name, after_cut):
     """Beside the step without a cut: rows of rings, which are small."""
     kinds = [
         Counter(x.kinds)["kCopy"]
-        for x in (compiled(name, True, behind), compiled(name, False, Behind.ALL))
+        for x in (compiled(name, True, after_cut), compiled(name, False, AfterCut.ALL))
     ]
     assert kinds[0] <= kinds[1] + 8
 
@@ -165,38 +167,38 @@ def test_a_decode_step_is_one_command_buffer_with_the_same_kernels(name):
     assert len(found.launches) <= len(plain.launches) + 8
 
 
-@pytest.mark.parametrize("behind", [pytest.param(Behind.ENDS, marks=left_to_all), None])
-def test_fp8_pages_add_no_launch_and_no_copy(behind):
-    found, plain = (compiled("hybrid", True, behind, 1, dtype) for dtype in ("fp8", "auto"))
+@pytest.mark.parametrize("after_cut", [pytest.param(AfterCut.ENDS, marks=left_to_all), None])
+def test_fp8_pages_add_no_launch_and_no_copy(after_cut):
+    found, plain = (compiled("hybrid", True, after_cut, 1, dtype) for dtype in ("fp8", "auto"))
     assert found.kinds == plain.kinds and (found.outer, found.body) == (plain.outer, plain.body)
     assert found.temp_bytes < 1.02 * plain.temp_bytes
 
 
 @pytest.mark.parametrize(
-    "name, behind",
+    "name, after_cut",
     [
-        ("hybrid", Behind.NOTHING),
-        ("hybrid", Behind.ENDS),
+        ("hybrid", AfterCut.NOTHING),
+        ("hybrid", AfterCut.ENDS),
         ("hybrid", None),
-        ("qwen", Behind.NOTHING),
+        ("qwen", AfterCut.NOTHING),
         ("shared", None),
-        pytest.param("hybrid", Behind.ALL, marks=left_to_all),
-        pytest.param("shared", Behind.ALL, marks=left_to_all),
+        pytest.param("hybrid", AfterCut.ALL, marks=left_to_all),
+        pytest.param("shared", AfterCut.ALL, marks=left_to_all),
         *(
-            pytest.param("qwen", behind, marks=left_to_all)
-            for behind in (Behind.ENDS, Behind.ALL, None)
+            pytest.param("qwen", after_cut, marks=left_to_all)
+            for after_cut in (AfterCut.ENDS, AfterCut.ALL, None)
         ),
     ],
 )
-def test_temporaries_are_at_most_what_the_formula_says(name, behind):
+def test_temporaries_are_at_most_what_the_formula_says(name, after_cut):
     """And not far from it in the largest steps: those that run all layers."""
     of, groups = GROUPS.get(name, (name, {}))
     make, where = MODELS[of]
-    config, rows = with_cut(make(), where, **groups), 64 if behind is None else 1
-    counted = counted_bytes(config, rows=rows, tokens=1 if behind is None else 2048)
-    held = compiled(name, True, behind).temp_bytes
+    config, rows = with_cut(make(), where, **groups), 64 if after_cut is None else 1
+    counted = counted_bytes(config, rows=rows, tokens=1 if after_cut is None else 2048)
+    held = compiled(name, True, after_cut).temp_bytes
     assert held <= counted
-    if behind in (Behind.ALL, None):
+    if after_cut in (AfterCut.ALL, None):
         assert counted <= 1.25 * held
 
 

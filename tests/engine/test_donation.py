@@ -37,7 +37,7 @@ from hybrid_jax.engine.steps.kind import Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
-from hybrid_jax.schedule.bucket import Behind
+from hybrid_jax.schedule.bucket import AfterCut
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
@@ -330,7 +330,7 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
-@pytest.mark.parametrize("behind", Behind)
+@pytest.mark.parametrize("after_cut", AfterCut)
 @pytest.mark.parametrize(
     "pattern, dtype, rows, tokens",
     [
@@ -341,10 +341,10 @@ def test_a_step_updates_its_state_in_place(name):
     ],
 )
 def test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place(
-    pattern, dtype, rows, tokens, behind
+    pattern, dtype, rows, tokens, after_cut
 ):
     runner = make_runner(pattern, dtype)
-    shape = replace(shape_of(runner, "prefill", rows, tokens), behind=behind)
+    shape = replace(shape_of(runner, "prefill", rows, tokens), after_cut=after_cut)
     check(runner, "prefill", shape, Variant())
 
 

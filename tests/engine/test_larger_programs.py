@@ -1,5 +1,7 @@
-"""Coarse shapes: a larger compiled program serves, the one that would fit is compiled behind, and what a call may run
-is fixed when it begins."""
+"""Coarse shapes: a larger compiled program serves while the one that would fit is compiled in the background.
+
+What a call may run is fixed when it begins.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.programs.compiling import Behind
+from hybrid_jax.engine.programs.compiling import Background
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.engine.steps.prefill import Prefill
@@ -32,11 +34,13 @@ def coarse_engine() -> Engine:
 
 @pytest.fixture
 def engine(monkeypatch):
-    """What is to be compiled behind waits in `engine.behind` until it is called."""
+    """What is to be compiled in the background waits in `engine.background` until it is called."""
     made = coarse_engine()
-    made.behind = {}
+    made.background = {}
     monkeypatch.setattr(
-        made.runner._behind, "compile", lambda key, make: made.behind.setdefault(key, make())
+        made.runner._background,
+        "compile",
+        lambda key, make: made.background.setdefault(key, make()),
     )
     yield made
     made.close()
@@ -83,7 +87,7 @@ def test_shapes_that_can_do_the_work_of_another():
 def test_without_any_program_the_one_that_fits_is_compiled(engine):
     generate(engine)
     assert compiled(engine) == {(1, 128), (1, 1)}
-    assert not engine.behind
+    assert not engine.background
 
 
 def test_a_larger_program_serves_and_no_step_waits(engine):
@@ -92,7 +96,7 @@ def test_a_larger_program_serves_and_no_step_waits(engine):
     before = engine.compile_seconds()
     assert generate(engine) == want
     assert engine.compile_seconds() == before and compiled(engine) == {(1, 512), (3, 1)}
-    assert {sizes(key[1]) for key in engine.behind} == {(1, 128), (1, 1)}
+    assert {sizes(key[1]) for key in engine.background} == {(1, 128), (1, 1)}
 
 
 def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
@@ -113,7 +117,7 @@ def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
     engine.add(request)
     while len(request.output) < 8:
         engine.step()
-    for call in engine.behind.values():
+    for call in engine.background.values():
         call()
     seconds = engine.compile_seconds()
     while engine.has_work:
@@ -122,10 +126,12 @@ def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
     ran.clear()
     generate(engine)
     assert {sizes(shape) for shape in ran} == {(1, 128), (1, 1)}
-    assert engine.compile_seconds() == seconds  # nor did the clock run for what was compiled behind
+    assert (
+        engine.compile_seconds() == seconds
+    )  # nor did the clock run for what was compiled in the background
 
 
-def test_a_busy_engine_takes_what_was_compiled_behind(engine):
+def test_a_busy_engine_takes_what_was_compiled_in_the_background(engine):
     """Once the requests that began before it have ended."""
     compile_the_largest(engine)
     shapes, run = [], engine.runner._run
@@ -145,7 +151,7 @@ def test_a_busy_engine_takes_what_was_compiled_behind(engine):
     first = add("0")
     while len(first.output) < 2:
         engine.step()
-    for call in engine.behind.values():
+    for call in engine.background.values():
         call()
     for number in range(1, 9):
         last = add(str(number))
@@ -167,18 +173,18 @@ def test_fine_shapes_are_compiled_when_they_are_needed():
 
 
 def test_each_program_is_compiled_once_and_one_that_fails_is_logged(caplog):
-    behind, called = Behind(), []
+    background, called = Background(), []
     caplog.set_level(logging.ERROR, "hybrid_jax.compiling")
 
     def fail():
         called.append("b")
         raise RuntimeError("out of registers")
 
-    behind.compile("a", lambda: lambda: called.append("a"))
-    behind.compile("b", lambda: fail)
-    behind.compile("a", lambda: lambda: called.append("again"))
-    behind.compile("c", lambda: lambda: called.append("c"))
-    behind._pool.shutdown(wait=True)
+    background.compile("a", lambda: lambda: called.append("a"))
+    background.compile("b", lambda: fail)
+    background.compile("a", lambda: lambda: called.append("again"))
+    background.compile("c", lambda: lambda: called.append("c"))
+    background._pool.shutdown(wait=True)
     assert called == ["a", "b", "c"]
     assert "a larger one serves" in caplog.text and "out of registers" in caplog.text
 
@@ -187,7 +193,7 @@ def test_after_close_no_further_program_is_begun():
     engine = coarse_engine()
     compile_the_largest(engine)
     generate(engine)
-    pool = engine.runner._behind._pool
+    pool = engine.runner._background._pool
     engine.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(print)

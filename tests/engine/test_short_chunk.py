@@ -17,7 +17,7 @@ from hybrid_jax.engine.steps.kind import Variant
 from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule.bucket import Behind
+from hybrid_jax.schedule.bucket import AfterCut
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import Model, State
 from hybrid_jax.weights import BUNDLED
@@ -100,9 +100,9 @@ def test_two_chunks_leave_what_one_leaves(name):
 def test_the_compiler_counts_the_flops_that_are_counted_for_a_prompt(cut, group):
     """Of the bundled model, for few tokens: the compiler counts one turn of each loop."""
     config = load_config(BUNDLED)
-    behind = Behind.ALL
+    after_cut = AfterCut.ALL
     if cut is not None:
-        config, behind = with_cut(config, cut, state_group=group), Behind.ENDS
+        config, after_cut = with_cut(config, cut, state_group=group), AfterCut.ENDS
     engine = EngineConfig(max_rows=1, prefill_tokens=64)
     geometry = make_geometry(config, engine)
     params = jax.eval_shape(lambda: random_params(config, 0))
@@ -115,7 +115,7 @@ def test_the_compiler_counts_the_flops_that_are_counted_for_a_prompt(cut, group)
     )
     prefill = next(kind for kind in runner.kinds if kind.name == "prefill")
     shape = next(
-        shape for shape in prefill.buckets() if (shape.tokens, shape.behind) == (64, behind)
+        shape for shape in prefill.buckets() if (shape.tokens, shape.after_cut) == (64, after_cut)
     )
     state = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), runner.specs)
     size = runner.layout("prefill", shape, adjusts=False).size

@@ -227,7 +227,7 @@ def test_an_input_that_is_none_is_one_clear_error(command, files, content, messa
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"output": "/nowhere/out.jsonl"}, "No such file or directory: /nowhere/out.jsonl.partial"),
+        ({"output": "/nowhere/out.jsonl"}, "there is no directory /nowhere; make it first"),
         ({"output": "/tmp"}, "the output must be a regular file, got /tmp"),
         ({"output": "/dev/full"}, "the output must be a regular file, got /dev/full"),
         ({"output": "/proc/out.jsonl"}, "/proc/out.jsonl.partial"),

@@ -242,7 +242,7 @@ def test_a_failure_beside_is_tried_again_and_raised_where_it_is_needed(monkeypat
     with LLM.from_params(config, params, quiet=True, max_rows=2, max_model_len=96) as llm:
         with pytest.raises(RuntimeError, match="no compiler today"):
             llm.generate({"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=4))
-    assert failed == ["hybrid_jax-compile-behind_0", "hybrid_jax"]
+    assert failed == ["hybrid_jax-compile-background_0", "hybrid_jax"]
 
 
 def test_a_bar_is_for_those_who_look_unless_the_caller_says_more(compiling, monkeypatch):

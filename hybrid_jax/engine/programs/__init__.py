@@ -1,4 +1,4 @@
-"""Compiled programs: compiling them, also ahead, behind running steps and in threads, and keeping them on disk.
+"""Compiled programs: compiling them, also ahead and in the background, and keeping them on disk.
 
 May import: machine, pallas_kernels.
 Packages: jax.

@@ -171,7 +171,7 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(shape, tree)
 
 
-class Behind:
+class Background:
     """A thread that compiles programs that would have fitted better. The process waits for the one being compiled."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Behind:
             return
         self._begun.add(key)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax-compile-behind")
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax-compile-background")
         self._pool.submit(_logged, prepare())
 
     def close(self) -> None:

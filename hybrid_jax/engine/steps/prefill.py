@@ -15,7 +15,7 @@ from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule.bucket import Behind, PrefillBucket
+from hybrid_jax.schedule.bucket import AfterCut, PrefillBucket
 from hybrid_jax.schedule.plan import Plan, PrefillRow
 from hybrid_jax.state import Model, State
 
@@ -30,14 +30,14 @@ def prefill(
     layout: Layout,
     num_logprobs: int,
     logits_rows: int = 0,
-    behind: Behind = Behind.ALL,
+    after_cut: AfterCut = AfterCut.ALL,
 ) -> tuple[State, Adjust | None, Made]:
     """Runs one prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
         logits_rows: how many lines the logits are padded to, for forks.
-        behind: what the layers after a cut do.
+        after_cut: what the layers after a cut do.
 
     Returns:
         State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits
@@ -59,13 +59,13 @@ def prefill(
         write=frames.slot_frames(state, get("write_slot")),
         table=pack.get_pages(layout, batch, geometry.frames_per_page),
     )
-    if behind == Behind.ALL:
+    if after_cut == AfterCut.ALL:
         h, state = chunk(params, state, rows, model=model)
         last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
     else:
         slot = jnp.where(state_len > 0, get("write_slot"), get("read_slot"))
         ends = Ends(get("samples"), start + state_len, slot)
-        ends = ends if behind == Behind.ENDS else None
+        ends = ends if after_cut == AfterCut.ENDS else None
         last, state = short_chunk(params, state, rows, ends, model=model)
         h = last[:, None]
     with jax.named_scope("sample"):
@@ -117,10 +117,10 @@ class Prefill(StepKind):
 
     def buckets(self) -> list[PrefillBucket]:
         return sorted(
-            PrefillBucket(rows, tokens, width, behind)
+            PrefillBucket(rows, tokens, width, after_cut)
             for rows, tokens in self.shapes.prefill
             for width in self.shapes.widths(self.max_pages)
-            for behind in (Behind if self.model.config.later else (Behind.ALL,))
+            for after_cut in (AfterCut if self.model.config.later else (AfterCut.ALL,))
         )
 
     def bucket(self, rows: Sequence[PrefillRow], before: object) -> PrefillBucket:
@@ -129,21 +129,21 @@ class Prefill(StepKind):
             num_tokens=max(len(row.tokens) for row in rows),
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
-            behind=self._behind(rows),
+            after_cut=self._after_cut(rows),
         )
 
-    def _behind(self, rows: Sequence[PrefillRow]) -> Behind:
+    def _after_cut(self, rows: Sequence[PrefillRow]) -> AfterCut:
         """Hidden states of a prompt's tokens need all layers for all of them."""
         whole = any(row.reads for row in rows)
         if whole or not self.model.config.later:
-            return Behind.ALL
-        return Behind.ENDS if any(row.samples for row in rows) else Behind.NOTHING
+            return AfterCut.ALL
+        return AfterCut.ENDS if any(row.samples for row in rows) else AfterCut.NOTHING
 
     def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
         return 1, bucket.rows * bucket.tokens
 
     def static(self, bucket: PrefillBucket) -> Mapping[str, int]:
-        return {"logits_rows": self.shapes.logits_rows(bucket.rows), "behind": bucket.behind}
+        return {"logits_rows": self.shapes.logits_rows(bucket.rows), "after_cut": bucket.after_cut}
 
     def dispatches(self, plan: Plan) -> list[list[PrefillRow]]:
         return [plan.prefill]
