@@ -16,6 +16,7 @@ SOURCES := hybrid_jax pallas_kernels tests examples benchmarks docs
 # all compiled so, and takes what tests/drawing.py leaves out.
 QUICKLY := HYBRID_JAX_COMPILE=quickly
 NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
+# What users meet, and the tests beside the folders.
 SURFACE_TESTS := tests/surface $(wildcard tests/test_*.py)
 ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.

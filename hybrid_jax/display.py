@@ -19,7 +19,7 @@ def text_rows(rows: Mapping[str, str]) -> list[str]:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines, its columns to the right. The first row holds the titles."""
+    """A table as lines, each column aligned to the right. The first row holds the titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))

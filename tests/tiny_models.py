@@ -196,16 +196,16 @@ def _cut_delta() -> ModelConfig:
     """Gated delta nets and gated attention after a cut, in layers of their own and side by side."""
     layers = list(_qwen3_next().layers)
     delta, attention = (layers[place].mixers[0] for place in (0, 1))
-    behind = [_layer(delta), _layer(mlp=_MLP), _layer(_MAMBA, attention, mlp=_MLP)]
-    return with_cut(_config("with_cut", *layers[:2], *behind, residual_multiplier=0.8), 2)
+    later = [_layer(delta), _layer(mlp=_MLP), _layer(_MAMBA, attention, mlp=_MLP)]
+    return with_cut(_config("with_cut", *layers[:2], *later, residual_multiplier=0.8), 2)
 
 
 def _own_readout() -> ModelConfig:
     """Both kinds of recurrent layers that may stand after a cut, which also make a readout of their own input."""
     layers = list(_qwen3_next().layers)
     delta, biased = layers[0].mixers[0], replace(_MAMBA, proj_bias=True)
-    behind = [_layer(delta, mlp=_MLP), _layer(biased), _layer(_ATTENTION)]
-    return with_cut(_config("with_cut", *layers[:2], *behind), 2, own_readout=True)
+    later = [_layer(delta, mlp=_MLP), _layer(biased), _layer(_ATTENTION)]
+    return with_cut(_config("with_cut", *layers[:2], *later), 2, own_readout=True)
 
 
 MODELS = {

@@ -133,12 +133,13 @@ class LLM:
         folder = BUNDLED if model is None else model_folder(model, "LLM")
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
+        defaults = default_params(folder)
+        used_tokenizer = own_tokenizer or Tokenizer.from_directory(folder)
+
         from hybrid_jax.api.starting import start_folder  # loads jax
 
-        defaults = default_params(folder)
         started = start_folder(folder, settings, dtype=dtype, progress=progress)
-        found = own_tokenizer or Tokenizer.from_directory(folder)
-        self._begin(started, found, defaults, quiet=quiet)
+        self._begin(started, used_tokenizer, defaults, quiet=quiet)
 
     @classmethod
     def from_params(
@@ -535,9 +536,16 @@ class LLM:
 
     def fingerprint(self) -> str:
         """A digest of this model with its tokenizer and chat templates, which tells it from others."""
-        from hybrid_jax.weights.digest import weights_digest  # loads jax
+        from hybrid_jax.weights.digest import (
+            weights_digest,  # here, so that importing LLM loads no jax
+        )
 
         return fingerprint(weights_digest(self.model_config, self._params), self._intake.tokenizer)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
+        return self._engine.peak_memory_bytes()
 
     def stats(self) -> Stats:
         """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
@@ -547,7 +555,7 @@ class LLM:
         self._thread.settle()
         own = {
             "requests": self._intake.num_requests,
-            "peak_memory_bytes": self._engine.peak_memory_bytes(),
+            "peak_memory_bytes": self.peak_memory_bytes,
         }
         ledger = self._ledger
         return Stats(own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()}))

@@ -131,7 +131,7 @@ def _speculation(wanted: Any) -> SpeculationConfig:
 def default_params(folder: Path) -> SamplingParams:
     """The parameters in a model's generation_config.json; greedy if its do_sample is false."""
     file = folder / "generation_config.json"
-    generation = read_json(file) if file.is_file() else {}
+    generation = read_json(file, "LLM") if file.is_file() else {}
     found = {
         ours: generation[theirs]
         for theirs, ours in GENERATION_FIELDS.items()

@@ -143,9 +143,9 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
     return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"
 
 
-def fingerprint(model: str, tokenizer: Tokenizer | None) -> str:
-    """A digest of a model, given as `weights_digest`, and of its tokenizer."""
-    digest = hashlib.blake2b(model.encode(), digest_size=16)
+def fingerprint(digest_of_weights: str, tokenizer: Tokenizer | None) -> str:
+    """A digest of a model, whose `weights_digest` is given, and of its tokenizer."""
+    digest = hashlib.blake2b(digest_of_weights.encode(), digest_size=16)
     if tokenizer is not None:
         digest.update(tokenizer.identity().encode())
         beside = [tokenizer.special_tokens, tokenizer.chat_templates]

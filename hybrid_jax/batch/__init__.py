@@ -121,13 +121,13 @@ def run_batch(
             num_resumed=num_resumed,
             seconds=meter.seconds,
             tokens_per_s=meter.rate,
-            peak_memory_bytes=llm.stats()["peak_memory_bytes"],
+            peak_memory_bytes=llm.peak_memory_bytes,
             default_temperature=llm.get_default_sampling_params().temperature,
         )
 
 
 def _check_paths(given: Path, output: Path) -> None:
-    """Raises ValueError where the output, or a file beside it, would overwrite the input."""
+    """Raises ValueError or FileNotFoundError where the output cannot be written, or would overwrite the input."""
     if output.exists() and not stat.S_ISREG(os.stat(output).st_mode):
         raise ValueError(f"run-batch: the output must be a regular file, got {output}")
     if not output.parent.is_dir():

@@ -105,11 +105,12 @@ def simulate(
     told: dict[str, Any] = {"model_spec": name, "bounds": bounds}
     result: InFlightResult | Result
     if clock == "arrivals":
+        if max_rows is not None:
+            told["max_rows"] = max_rows
         result = simulate_in_flight(
             *asked,
             decode=spec.decode,
             grain=grain or 32,
-            max_rows=max_rows or 64,
             shapes=shapes,
             **told,
         )

@@ -58,7 +58,7 @@ def with_cut(
         raise ValueError(f"with_cut: the model has a cut after layer {config.cut} already")
     if cut == len(config.layers):
         return config
-    layers = layers_after_cut(config.layers, cut, kv_group, state_group, own_readout)
+    layers = layers_with_cut(config.layers, cut, kv_group, state_group, own_readout)
     return replace(
         config,
         layers=layers,
@@ -95,7 +95,7 @@ def with_asked_cut(
     return config
 
 
-def layers_after_cut(
+def layers_with_cut(
     layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
 ) -> tuple[LayerSpec, ...]:
     """The layers of a model with a cut, from those of the model without.
@@ -149,7 +149,7 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
     if config.cut is None:
         raise ValueError("regrouped: the model has no cut, so no layers share")
     plain = without_cuts(config.layers)
-    layers = layers_after_cut(plain, config.cut, kv_group, state_group, config.own_readout)
+    layers = layers_with_cut(plain, config.cut, kv_group, state_group, config.own_readout)
     return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
 
 
@@ -161,7 +161,7 @@ def without_cut(mixer: Any) -> Any:
     return replace(mixer, source="own", **read)
 
 
-def are_after_cut(
+def have_cut(
     layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
 ) -> bool:
     """Whether the layers are those of a model with this cut.
@@ -170,7 +170,7 @@ def are_after_cut(
         ValueError: as `with_cut`.
     """
     plain = without_cuts(layers)
-    return tuple(layers) == layers_after_cut(plain, cut, kv_group, state_group, own_readout)
+    return tuple(layers) == layers_with_cut(plain, cut, kv_group, state_group, own_readout)
 
 
 def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:

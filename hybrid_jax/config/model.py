@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import must, one_of, positive, require
-from hybrid_jax.config.cut import are_after_cut, without_cuts
+from hybrid_jax.config.cut import have_cut, without_cuts
 from hybrid_jax.config.layers import (
     Attention,
     FeedForward,
@@ -107,7 +107,7 @@ class ModelConfig:
             must(self, "exit_head", not self.exit_head, "False without a cut")
             return
         form = (self.cut, self.kv_group, self.state_group, self.own_readout)
-        good = are_after_cut(self.layers, *form)
+        good = have_cut(self.layers, *form)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
         must(self, "layers", good, what, "others")
         why = "the tokens of prompts have no last hidden states, from which it drafts"

@@ -59,7 +59,7 @@ class Engine:
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
         self.device = this_device(held=held)
-        place = device_of(params)
+        self._place = place = device_of(params)
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
         )
@@ -226,7 +226,7 @@ class Engine:
 
     def peak_memory_bytes(self) -> int | None:
         """See `this_device.peak_memory_bytes`; any thread may ask."""
-        return peak_memory_bytes()
+        return peak_memory_bytes(self._place)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the present numbers of requests, frames and cached prefixes."""

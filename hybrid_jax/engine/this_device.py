@@ -63,9 +63,8 @@ def first_device() -> jax.Device:
         ) from error
 
 
-def peak_memory_bytes() -> int | None:
+def peak_memory_bytes(device: jax.Device) -> int | None:
     """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
-    device = jax.devices()[0]
     if device.platform == "cpu":
         return peak_resident_bytes()
     return (device.memory_stats() or {}).get("peak_bytes_in_use")

@@ -192,7 +192,7 @@ def load_columns(
 
 
 def _made(h: jax.Array, mixed: jax.Array | None, model: Model) -> list[jax.Array]:
-    """What exists once all layers have read; nothing else may depend on what layers that draft make."""
+    """What exists once all layers have read. Without `mixed`, nothing would wait for the layers that draft."""
     return [h] if model.config.drafting is None or mixed is None else [h, mixed]
 
 
@@ -249,9 +249,8 @@ class WindowWalk:
                 *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
-            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used. A tree's
-            # pages move later.
-            if self.plan.aligned or rows.ancestors is not None:
+            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used.
+            if self.plan.aligned:
                 self.mixed = out
             return out
         steps = steps_of(spec, self.model)

@@ -16,7 +16,7 @@ from hybrid_jax.kinds.tensors import ATTENTION, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import HFConfig
 
-BEHIND_CUT: Names = ATTENTION | {
+AFTER_CUT: Names = ATTENTION | {
     "qkv": "q_proj_swiftkv.weight",
     "qkv_bias": "q_proj_swiftkv.bias",
 }
@@ -43,7 +43,7 @@ def family_with_cut(
     """The family of a plain family's models with a cut."""
 
     def attention(spec: Attention) -> Names:
-        return under("self_attn", ATTENTION if source_of(spec) == "own" else BEHIND_CUT)
+        return under("self_attn", ATTENTION if source_of(spec) == "own" else AFTER_CUT)
 
     def written(config: ModelConfig) -> Names:
         first = [

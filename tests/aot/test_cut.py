@@ -68,7 +68,7 @@ def launches(found: Compiled, *names: str) -> list[int]:
     return [len(found.named(name)) for name in names]
 
 
-def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
+def test_a_prompt_that_goes_on_runs_no_layer_after_the_cut():
     found, whole = (
         compiled("hybrid", *step) for step in ((True, AfterCut.NOTHING), (False, AfterCut.ALL))
     )
@@ -81,7 +81,7 @@ def test_a_prompt_that_goes_on_runs_no_layer_behind_the_cut():
     assert found.temp_bytes < 1.02 * whole.temp_bytes
 
 
-def test_gated_delta_nets_behind_the_cut_write_their_states():
+def test_gated_delta_nets_after_the_cut_write_their_states():
     found = compiled("qwen", True, AfterCut.NOTHING)
     assert found.outer == ("kCommandBuffer",)
     nets, attention, _ = COUNTS["qwen"]
@@ -96,7 +96,7 @@ def test_gated_delta_nets_behind_the_cut_write_their_states():
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_the_last_token_of_a_prompt_is_a_window_behind_the_cut(name):
+def test_the_last_token_of_a_prompt_is_a_window_after_the_cut(name):
     found, others = (
         compiled(name, True, after_cut) for after_cut in (AfterCut.ENDS, AfterCut.NOTHING)
     )

@@ -212,6 +212,7 @@ JUDGES = {
     "head": SpeculationConfig(method="mtp", num_tokens=3),
     "head_tree": SpeculationConfig(method="mtp", tree=(0, 0, 1, 1, 2, 3)),
     "second": SpeculationConfig(method="draft", num_tokens=3),
+    "second_tree": SpeculationConfig(method="draft", tree=(0, 0, 1, 1, 2, 3)),
 }
 
 
@@ -226,12 +227,12 @@ def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place(na
     assert compiled.body == ("kCommandBuffer",)
     others = compiled.kinds - Counter(kCustomKernel=compiled.kinds["kCustomKernel"])
     assert others.keys() == {"kWhile", "kCopy"}
-    assert (
-        others["kWhile"] == 1 and others["kCopy"] <= 2
-    )  # of what the host sends, and of small arrays
-    drafting = 2 * (1 + speculation.num_tokens) if name == "second" else 0
+    # Copies are of what the host sends, and of small arrays.
+    assert others["kWhile"] == 1 and others["kCopy"] <= 2
+    deepest = speculation.num_tokens if speculation.tree is None else max(speculation.depths)
+    drafting = 2 * (1 + deepest) if speculation.method == "draft" else 0
     assert len(compiled.named("causal_conv_window")) == BLOCKS["mamba2"] + drafting
-    # Nobody reads what the second model's last layer makes of tokens that are judged.
+    # Only the pages of a tree wait for what the second model's last layer makes of tokens that are judged.
     unread = int(name == "second")
     assert len(compiled.named("ssd_window")) == BLOCKS["mamba2"] + drafting - unread
     assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

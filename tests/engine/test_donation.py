@@ -72,14 +72,12 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
     mixers |= {"R": mixers["S"] + mixers["D"], "T": mixers["S"] + mixers["A"]}
-    before, sign, behind = re.fullmatch(r"(\w+)([|!]?)(\w*)", pattern).groups()
+    before, sign, after = re.fullmatch(r"(\w+)([|!]?)(\w*)", pattern).groups()
     config = ModelConfig(
         family="test",
         vocab_size=260,
         width=192,
-        layers=tuple(
-            LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in before + behind
-        ),
+        layers=tuple(LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in before + after),
         tie_embeddings=True,
         max_position=16384,  # 256 pages of 64 tokens
         dtype=dtype,

@@ -81,7 +81,7 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
         ),
     ],
 )
-def test_forms_of_layers_behind_a_cut_without_kernels_are_named(name, reason):
+def test_forms_of_layers_after_a_cut_without_kernels_are_named(name, reason):
     with pytest.raises(NotImplementedError, match=reason):
         engine_on("pallas", name)
     assert steps_of(name, HOPPER) == "xla"  # so sizing counts what XLA's steps take

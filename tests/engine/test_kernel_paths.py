@@ -147,7 +147,7 @@ def sharing(name: str) -> ModelConfig:
         pytest.param("two_groups", marks=left_to_all),
     ],
 )
-def test_tokens_are_those_of_xla_where_layers_behind_a_cut_share(name):
+def test_tokens_are_those_of_xla_where_layers_after_a_cut_share(name):
     """Attention layers share keys and values, and Mamba-2 layers a state; one prompt goes through all layers."""
     if name == "with_cut":
         config, params = tiny_model(name)

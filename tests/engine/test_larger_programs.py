@@ -126,9 +126,8 @@ def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
     ran.clear()
     generate(engine)
     assert {sizes(shape) for shape in ran} == {(1, 128), (1, 1)}
-    assert (
-        engine.compile_seconds() == seconds
-    )  # nor did the clock run for what was compiled in the background
+    # Nor did the clock run for what was compiled in the background.
+    assert engine.compile_seconds() == seconds
 
 
 def test_a_busy_engine_takes_what_was_compiled_in_the_background(engine):

@@ -271,7 +271,7 @@ def columns_off_by_one_in_chunks():
     )
 
 
-def keys_behind_a_cut_are_not_rotated():
+def keys_after_a_cut_are_not_rotated():
     """Those of prompts; released code did so once."""
     append = attend.append_kv
 
@@ -338,7 +338,7 @@ IN_KINDS = [
     ("jamba", state_of_another_row),
     ("lfm2", columns_off_by_one_in_windows),
     ("lfm2", columns_off_by_one_in_chunks),
-    ("with_cut", keys_behind_a_cut_are_not_rotated),
+    ("with_cut", keys_after_a_cut_are_not_rotated),
     ("with_cut", own_input_is_written),
     ("with_cut", page_of_another_group),
     ("with_cut", record_of_the_last_token_one_too_far),

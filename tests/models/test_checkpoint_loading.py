@@ -268,7 +268,7 @@ def test_attention_bias_without_biases_in_the_file_is_no_bias(edit):
 
 
 def test_projections_that_a_cut_replaces_may_be_there_or_not(edit):
-    """Behind the cut; followers have no keys and values of their own either way."""
+    """After the cut; followers have no keys and values of their own either way."""
     name = "qwen2_swiftkv_groups"
 
     def drop(tensors):
@@ -282,7 +282,7 @@ def test_projections_that_a_cut_replaces_may_be_there_or_not(edit):
     assert same_bits(params, load_model(edit(name, drop))[1])
 
 
-def test_projections_behind_a_cut_are_not_left_out(edit):
+def test_projections_after_a_cut_are_not_left_out(edit):
     def drop(tensors):
         del tensors["model.layers.4.self_attn.k_proj_swiftkv.bias"]
 

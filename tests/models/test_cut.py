@@ -47,7 +47,7 @@ def spread(params: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", ["with_two_shapes", "qwen3_next", "nemotron_h", "windowed"])
-def test_behind_the_last_layer_but_one_it_is_the_model_without(name):
+def test_after_the_last_layer_but_one_it_is_the_model_without(name):
     """The input of the last layer is the output of the cut."""
     config, params = tiny_model(name)
     cut = with_cut(config, len(config.layers) - 1)
@@ -195,7 +195,7 @@ def test_a_cut_that_cannot_be_is_refused(name, settings, message):
         with_cut(MODELS[name](), settings.pop("cut"), **settings)
 
 
-def test_the_mixers_that_may_stand_behind_a_cut_are_those_whose_kinds_name_their_parts():
+def test_the_mixers_that_may_stand_after_a_cut_are_those_whose_kinds_name_their_parts():
     named = {spec for spec, kind in KINDS.items() if type(kind).parts is not Kind.parts}
     assert named == set(WITH_CUT) and all(KINDS[spec].projection for spec in named)
 

@@ -85,7 +85,7 @@ def test_released_llama_with_a_cut_skips_half_of_its_layers():
     assert replace(config.layers[16].mixers[0], source="own") == config.layers[0].mixers[0]
 
 
-def test_layers_share_keys_and_values_behind_the_cut_that_a_file_names():
+def test_layers_share_keys_and_values_after_the_cut_that_a_file_names():
     config = config_from_hf(golden("llama_swiftkv_groups_tied"))
     sources = [layer.mixers[0].source for layer in config.layers]
     assert sources == ["own"] * 2 + ["cut", "group"] * 2

@@ -67,7 +67,7 @@ class SwiftKV:
             own = layer.self_attn
             x = layer.input_layernorm(h)
             k, v = rotated(heads(own, own.k_proj(x)), cos, sin), heads(own, own.v_proj(x))
-            h = behind(layer, h, rotated(heads(own, own.q_proj(x)), cos, sin), k, v, masked)
+            h = after_cut(layer, h, rotated(heads(own, own.q_proj(x)), cos, sin), k, v, masked)
         u = inner.norm_swiftkv(h)
         for index in self.later():
             layer = inner.layers[index]
@@ -76,7 +76,7 @@ class SwiftKV:
                 k = rotated(heads(own, own.k_proj_swiftkv(u)), cos, sin)
                 v = heads(own, own.v_proj_swiftkv(u))
             q = heads(own, own.q_proj_swiftkv(layer.input_layernorm(h)))
-            h = behind(layer, h, rotated(q, cos, sin), k, v, masked)
+            h = after_cut(layer, h, rotated(q, cos, sin), k, v, masked)
         return CausalLMOutput(logits=self.lm_head(inner.norm(h)))
 
 
@@ -96,7 +96,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
 
 
-def behind(layer, h, q, k, v, masked) -> torch.Tensor:
+def after_cut(layer, h, q, k, v, masked) -> torch.Tensor:
     """The residual stream after a layer with these queries, keys and values."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)

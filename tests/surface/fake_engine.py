@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 
 from hybrid_jax.cache.tree.node import Node
@@ -157,7 +158,7 @@ class FakeEngine:
         return self.compiled
 
     def peak_memory_bytes(self):
-        return peak_memory_bytes()
+        return peak_memory_bytes(jax.devices()[0])
 
     def close(self):
         self.requests.clear()

@@ -609,12 +609,12 @@ def test_inspect_runs_as_a_program_without_jax(bamba):
     assert module.stdout.strip() == "0.1.0"
 
 
-def test_inspect_refuses_a_cut_behind_the_last_layer(run):
+def test_inspect_refuses_a_cut_after_the_last_layer(run):
     code, _, err = run("inspect", "nemotron_h_8b", "--device", "h200", "--cut", 52)
     assert code == 2 and "--cut must be below the number of layers, 52, got 52" in err
 
 
-def test_inspect_shows_what_groups_behind_a_cut_take(run):
+def test_inspect_shows_what_groups_after_a_cut_take(run):
     command = ("inspect", "nemotron_h_8b", "--device", "h200", "--cut", 26)
     found = json.loads(run(*command, "--json")[1])
     assert (found["cut"], found["kv_group"], found["state_group"], found["num_layers"]) == (

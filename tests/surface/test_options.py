@@ -290,9 +290,8 @@ def test_a_bad_generation_config_is_named(fake_model, content, message):
 )
 def test_the_peak_is_the_device_s_or_on_a_cpu_the_process_s(monkeypatch, platform, known, expected):
     device = SimpleNamespace(platform=platform, memory_stats=lambda: known)
-    monkeypatch.setattr(this_device.jax, "devices", lambda: [device])
     monkeypatch.setattr(this_device, "peak_resident_bytes", lambda: 11)
-    assert this_device.peak_memory_bytes() == expected
+    assert this_device.peak_memory_bytes(device) == expected
 
 
 @pytest.fixture
@@ -378,6 +377,15 @@ def test_weights_without_room_say_so(fake_model, monkeypatch):
     with pytest.raises(
         ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
     ):
+        LLM(fake_model)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_known_before_there_is_an_engine(
+    fake_model, monkeypatch
+):
+    monkeypatch.setattr(starting, "Engine", None)
+    (fake_model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json: not a tokenizer that can be read"):
         LLM(fake_model)
 
 
