@@ -37,8 +37,8 @@ def run_here(start: float) -> dict[str, float]:
             seconds["import"] = now
         if "llm" in space and "load" not in seconds:
             seconds["load"] = now
-        if "outputs" in space and "first_answer" not in seconds:
-            first = min(output.metrics.first_token_time for output in space["outputs"])
+        if "delta" in space and "first_answer" not in seconds:
+            first = space["delta"].output.metrics.first_token_time
             seconds["first_token"] = times + first - begun
             seconds["first_answer"] = now
     seconds["whole"] = times + time.perf_counter() - begun
