@@ -43,8 +43,9 @@ OTHER_OF := -k "in_place and (other_kinds or one_row or carried or second) or of
 	or logits_agree or continues and jamba"
 OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py) tests/parity
 AOT_JAX := 0.11.2
-AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
-# Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
+AOT_VENV := $(if $(OTHER),$(OTHER_VENV),$(VENV))
+# A folder in front of the environment: with jax of that version, and the plugin, which would otherwise greet every
+# program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
 .PHONY: help demo docs check check-fast check-more test test-all checks test-numeric test-engine \
@@ -139,16 +140,13 @@ $(OTHER_VENV)/.installed-test: pyproject.toml
 	$(OTHER_VENV)/bin/$(PIP) --upgrade --editable '.[test]' 'jax<=$(OTHER_JAX)'
 	@touch $@
 
-.venv-aot/bin/python:
-	$(OTHER) -m venv .venv-aot
-	.venv-aot/bin/$(PIP) --editable '.[test]' jax==$(AOT_JAX)
-
-# Only what compiles: jax's plugin and its runtime, of the version of jax that is there, and Triton where jax-triton runs.
-$(AOT_VENV)/.installed-aot: pyproject.toml | $(AOT_VENV)/bin/python
-	version=$$($(AOT_VENV)/bin/python -c 'import jax; print(jax.__version__)') && \
+# Only what compiles: jax's plugin and its runtime, of the version of jax, and Triton where jax-triton runs.
+$(AOT_VENV)/.installed-aot: $(AOT_VENV)/.installed-test
+	version=$(if $(OTHER),$(AOT_JAX),$$($(BIN)/python -c 'import jax; print(jax.__version__)')) && \
 	$(AOT_VENV)/bin/$(PIP) --no-deps --upgrade --target $(AOT) \
-		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version $(if $(OTHER),'jax-triton>=0.4' 'triton<3.9')
+		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version \
+		$(if $(OTHER),jax==$$version jaxlib==$$version 'jax-triton>=0.4' 'triton<3.9')
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHER_VENV) .venv-aot site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(OTHER_VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

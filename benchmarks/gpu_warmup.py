@@ -3,7 +3,7 @@
 Tracing and lowering hold Python's lock, so programs that compile in threads do these one after the other; XLA does
 not. Nothing is autotuned here, which a GPU adds. Needs the environment of `make test-aot`:
 
-    JAX_PLATFORMS=cpu PYTHONPATH=.:.venv-aot/aot .venv-aot/bin/python benchmarks/gpu_warmup.py [--programs N]
+    JAX_PLATFORMS=cpu PYTHONPATH=.:.venv-other/aot .venv-other/bin/python benchmarks/gpu_warmup.py [--programs N]
 """
 
 from __future__ import annotations

@@ -207,7 +207,16 @@ TAKE_TURNS = (
     *("aot", "exactness", "interpreted", "kernels", "parity", "train", "typing"),
     *("models/test_cut.py", "test_benchmarks.py", "test_notebook.py"),
     *(f"cache/test_{name}_machine.py" for name in ("adaptive", "cache", "pool", "simulated")),
-    *(f"surface/test_{name}.py" for name in ("bundled_llm", "installation", "structured_outputs")),
+    *(
+        f"surface/test_{name}.py"
+        for name in (
+            "bundled_llm",
+            "installation",
+            "structured_outputs",
+            "speculation",
+            "batch_kills",
+        )
+    ),
     *(
         f"engine/test_{name}.py"
         for name in (
