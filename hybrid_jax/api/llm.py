@@ -30,11 +30,7 @@ from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vectors_of
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.config import (
-    CacheConfig,
-    ModelConfig,
-    SpeculationConfig,
-)
+from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
 from hybrid_jax.schedule.request import Pooling
@@ -536,9 +532,8 @@ class LLM:
 
     def fingerprint(self) -> str:
         """A digest of this model with its tokenizer and chat templates, which tells it from others."""
-        from hybrid_jax.weights.digest import (
-            weights_digest,  # here, so that importing LLM loads no jax
-        )
+        # Here, so that importing LLM loads no jax.
+        from hybrid_jax.weights.digest import weights_digest
 
         return fingerprint(weights_digest(self.model_config, self._params), self._intake.tokenizer)
 
