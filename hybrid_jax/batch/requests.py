@@ -27,7 +27,7 @@ from hybrid_jax.config.checks import refuse_constant
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.conversation import ConversationError, check_tools
 from hybrid_jax.text.prompts import PromptLike, read_prompts
-from hybrid_jax.text.tokenizer import NoTemplate
+from hybrid_jax.text.templates import NoTemplate
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import tokenizers
 
 from hybrid_jax.config.checks import integers_of
-from hybrid_jax.text.tokenizer import SPECIAL_NAMES, NoTemplate, Tokenizer, own_copy
+from hybrid_jax.text.templates import NoTemplate
+from hybrid_jax.text.tokenizer import SPECIAL_NAMES, Tokenizer, own_copy
 
 SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
 

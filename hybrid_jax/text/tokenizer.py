@@ -5,27 +5,20 @@ transformers reads more kinds of tokenizers, but importing it takes seconds. `LL
 
 from __future__ import annotations
 
-import functools
 import json
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import tokenizers
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hybrid_jax.text.conversation import check_tools
+from hybrid_jax.text.templates import NoTemplate, compile_template, quoted_strings
 
 LFS_POINTER = b"version https://git-lfs"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-
-
-class NoTemplate(ValueError):
-    """A model has no default chat template, and the caller named none."""
 
 
 class Tokenizer:
@@ -217,9 +210,7 @@ class Tokenizer:
             ValueError: there is no such template, or it is not Jinja.
         """
         source = self._source(chat_template, with_tools=with_tools)
-        compile_template(source)
-        tokens = _ENVIRONMENT.lex(source)
-        return frozenset(text[1:-1] for _, kind, text in tokens if kind == "string")
+        return quoted_strings(source)
 
     def _source(self, wanted: str | None, *, with_tools: bool) -> str:
         if wanted is None and with_tools and "tool_use" in self.chat_templates:
@@ -249,15 +240,6 @@ def _whole(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-@functools.lru_cache(maxsize=64)
-def compile_template(source: str) -> jinja2.Template:
-    """A chat template, ready to be rendered. ValueError if it is not Jinja."""
-    try:
-        return _ENVIRONMENT.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ValueError(f"chat template: {error}") from error
 
 
 def byte_alphabet() -> list[str]:
@@ -311,29 +293,3 @@ def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
     if (file := folder / "chat_template.jinja").is_file():
         found["default"] = file.read_text(encoding="utf-8")
     return found
-
-
-# --- Jinja ----------------------------------------------------------------------------------------
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model wrote. Here its content is rendered unchanged."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-)
-# Plain JSON. Jinja's own filter escapes it for HTML, and no model was trained on that.
-_ENVIRONMENT.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-_ENVIRONMENT.globals["raise_exception"] = _raise_exception
-_ENVIRONMENT.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

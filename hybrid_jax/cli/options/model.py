@@ -131,7 +131,7 @@ TemplateOption = Annotated[
 
 def template_of(path: Path | None) -> str | None:
     """The source of a chat template. It is checked before anything is loaded."""
-    from hybrid_jax.text.tokenizer import compile_template
+    from hybrid_jax.text.templates import compile_template
 
     if path is None:
         return None
@@ -150,7 +150,7 @@ def check_template(
     tokenizer: Tokenizer, template: str | None, options: ModelOptions, where: str
 ) -> None:
     """ValueError if there is no chat template, or it is none."""
-    from hybrid_jax.text.tokenizer import compile_template
+    from hybrid_jax.text.templates import compile_template
 
     try:
         for source in tokenizer.chat_templates.values() if template is None else ():
