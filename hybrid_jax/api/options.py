@@ -9,10 +9,10 @@ from typing import Any, Literal, TypedDict
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
+from hybrid_jax.config.model_directory import GENERATION_FILE, read_json_if_there
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
-from hybrid_jax.models.files import read_json
 from hybrid_jax.text.given_tokenizer import TokenizerLike
 
 # Fields of generation_config.json about sampling, and their names here.
@@ -130,8 +130,8 @@ def _speculation(wanted: Any) -> SpeculationConfig:
 
 def default_params(folder: Path) -> SamplingParams:
     """The parameters in a model's generation_config.json; greedy if its do_sample is false."""
-    file = folder / "generation_config.json"
-    generation = read_json(file, "LLM") if file.is_file() else {}
+    file = folder / GENERATION_FILE
+    generation = read_json_if_there(file, "LLM")
     found = {
         ours: generation[theirs]
         for theirs, ours in GENERATION_FIELDS.items()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
-import re
 import reprlib
 from collections.abc import Callable, Iterable
 from os import PathLike
@@ -15,9 +13,19 @@ from typing import Any
 
 from hybrid_jax.config import LayerSpec, ModelConfig, Rope, RopeScaling, with_cut
 from hybrid_jax.config.checks import natural
+from hybrid_jax.config.model_directory import CONFIG_FILE as CONFIG_FILE
+from hybrid_jax.config.model_directory import (
+    GENERATION_FILE,
+    hub_name,
+    hub_snapshot,
+    is_there,
+    read_json_if_there,
+    refuse_adapter,
+)
+from hybrid_jax.config.model_directory import read_json as read_json
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.hf_config import plain
+from hybrid_jax.models.hf_config import check_token_ids, plain
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = PACKAGE / "bundled"  # the model where none is named
@@ -27,11 +35,11 @@ PACKED = {  # those that come with weights
     "tiny_gated_delta": PACKAGE / "bundled_gated_delta",
     "tiny_cut": PACKAGE / "bundled_cut",  # the bundled model with a cut
 }
-CONFIG_FILE = "config.json"
 TRAINING = "training_state"  # in a directory whose model is being trained, or was
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`
+FETCH_ORIGINAL = "fetch the original model, in safetensors and not quantised"
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
 OWN_READOUT = "own_readout"  # as `with_cut` takes it
 EXIT_HEAD = "exit_head"  # true if there is a head on the cut
@@ -52,8 +60,16 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
 
 
 def here_or_packed(path: str | Path, where: str = "load_model") -> Path:
-    """As `model_path`; the directory in the package if nothing of that name is here."""
+    """As `model_path`; the directory in the package if nothing of that name is here.
+
+    A folder of the hub's cache stands for the snapshot in it.
+
+    Raises:
+        ValueError: as `hub_snapshot`.
+    """
     given = model_path(path, where)
+    if given.is_dir():
+        return hub_snapshot(given, where)
     return given if given.exists() else PACKED.get(str(path), given)
 
 
@@ -64,8 +80,9 @@ def model_folder(path: str | Path, where: str = "load_model") -> Path:
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         if str(path) in known_names():
             what = "is known by its sizes alone, without weights"
+        named = path if "://" in str(path) else folder  # a Path writes an address with one slash
         raise CheckpointNotFound(
-            f"{where}: {folder} {what}; {how_to_get(path)}{similar(path, PACKED)}"
+            f"{where}: {named} {what}; {how_to_get(path)}{similar(path, PACKED)}"
         )
     return folder
 
@@ -86,9 +103,8 @@ def how_to_get(path: str | Path, files: str = "") -> str:
     Args:
         files: those that are enough, if not all are needed.
     """
-    # A name on the hub, or a relative path.
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        command = " ".join(["hf download", str(path), *files.split(), "--local-dir DIR"])
+    if (name := hub_name(str(path))) is not None:  # or a relative path
+        command = " ".join(["hf download", name, *files.split(), "--local-dir DIR"])
         return (
             f"give a model directory; nothing is downloaded: `{command}` gets "
             f"{files or 'a model'} of that name, then give DIR"
@@ -102,17 +118,6 @@ def similar(path: str | Path, names: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def read_json(file: Path, where: str = "load_model") -> dict:
-    """The object in a JSON file; raises a ValueError that names the file when there is none."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: {file} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{where}: {file} must hold an object, got {type(values).__name__}")
-    return values
-
-
 def read_config(file: Path, where: str = "load_model") -> ModelConfig:
     """The model that a config.json or a model_config.json describes; every error names the file.
 
@@ -124,8 +129,52 @@ def read_config(file: Path, where: str = "load_model") -> ModelConfig:
         return from_json(values) if file.name == STORED_CONFIG_FILE else config_from_hf(values)
     except NotImplementedError as error:
         raise NotImplementedError(f"{file}: {error}") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a TypeError for a field that a dataclass misses
         raise ValueError(f"{file}: {error}") from error
+
+
+def config_of(folder: Path, where: str = "load_model") -> ModelConfig:
+    """The config of the model in a directory, without a cut of its own, and the end tokens of all files that name some.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        NotImplementedError: the directory has an adapter. ValueError: as `read_config`.
+    """
+    refuse_adapter(folder, where)
+    names = (STORED_CONFIG_FILE, CONFIG_FILE)
+    file = next((folder / name for name in names if is_there(folder / name, where)), None)
+    if file is None:
+        raise CheckpointNotFound(
+            f"{where}: {folder} has no {CONFIG_FILE} and no {STORED_CONFIG_FILE}; {_instead(folder)}"
+        )
+    config = read_config(file, where)
+    generation = folder / GENERATION_FILE
+    try:
+        ids = plain(read_json_if_there(generation, where)).get("eos_token_id")
+        ids = check_token_ids("eos_token_id", ids, config.vocab_size)
+    except ValueError as error:
+        raise ValueError(named_once(generation, error)) from error
+    merged = dict.fromkeys((*ids, *config.eos_token_ids))  # in order, each once
+    return dataclasses.replace(config, eos_token_ids=tuple(merged))
+
+
+def named_once(file: Path, error: Exception) -> str:
+    """The text of an error, with the name of the file that it is about in front unless it is in it."""
+    return str(error) if str(file) in str(error) else f"{file}: {error}"
+
+
+def _instead(folder: Path) -> str:
+    """What a directory without a config has instead, and what to do."""
+    if (folder / TRAINING).is_dir():
+        return "a training there has not ended, and its command goes on"
+    if (folder / "params.json").is_file():
+        return (
+            "its params.json is of the original layout of Mistral or Llama; fetch the files in the layout of "
+            "transformers, or convert them with the script that transformers has for this model"
+        )
+    if found := sorted(folder.glob("*.gguf")):
+        return f"{found[0].name} is a file of llama.cpp, which is not read; {FETCH_ORIGINAL}"
+    return "give a Hugging Face directory or one written by save_orbax"
 
 
 # --- a model with a cut, beside the model without ---------------------------------------------------

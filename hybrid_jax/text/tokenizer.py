@@ -5,7 +5,6 @@ transformers reads more kinds of tokenizers, but importing it takes seconds. `LL
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import jinja2
 import tokenizers
 
+from hybrid_jax.config.model_directory import TOKENIZER_FILE, is_there, pointer
 from hybrid_jax.text.conversation import check_tools
 from hybrid_jax.text.templates import NoTemplate, compile_template, quoted_strings
-
-LFS_POINTER = b"version https://git-lfs"
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+from hybrid_jax.text.tokenizer_files import SPECIAL_NAMES as SPECIAL_NAMES
+from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
 
 class Tokenizer:
@@ -28,7 +27,6 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer`; None for a class that encodes and decodes by itself.
         special_tokens: from name ("bos_token", ...) to text, given to chat templates.
         chat_templates: from name to Jinja source; "default" is used unless another is named.
-        add_bos: True puts the bos token first if the backend does not; None leaves that to the backend.
     """
 
     def __init__(
@@ -37,12 +35,10 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
-        add_bos: bool | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
-        self._add_bos = add_bos
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer | None:
@@ -52,27 +48,23 @@ class Tokenizer:
             ValueError: a file there is not what it should be.
         """
         folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
+        file = folder / TOKENIZER_FILE
+        if not is_there(file, "tokenizer"):
             return None
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
-            pointer = file.read_bytes().startswith(LFS_POINTER)
-            hint = (
-                "; it is a git-lfs pointer, run `git lfs pull` in its directory" if pointer else ""
-            )
-            raise ValueError(f"{file}: not a tokenizer that can be read: {error}{hint}") from error
+            with file.open("rb") as opened:
+                hint = pointer(opened.read(64))
+            said = f"{error}; it {hint}" if hint else str(error)
+            raise ValueError(f"{file}: not a tokenizer that can be read: {said}") from error
         _whole(backend)
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _read_json(folder / "special_tokens_map.json") | config
-        names = {name: _token_text(special.get(name)) for name in SPECIAL_NAMES}
-        add_bos = config.get("add_bos_token")
+        beside = read_tokenizer_files(folder, backend)
+        backend.add_tokens(beside.added)
         return cls(
             backend,
-            special_tokens={name: text for name, text in names.items() if text is not None},
-            chat_templates=_read_chat_templates(folder, config),
-            add_bos=add_bos if isinstance(add_bos, bool) else None,
+            special_tokens=beside.special_tokens,
+            chat_templates=beside.chat_templates,
         )
 
     # --- text and ids -----------------------------------------------------------------------------
@@ -103,11 +95,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the tokenizer's own special tokens unless told otherwise."""
-        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        bos = self.bos_token_id
-        if add_special_tokens and self._add_bos and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
-        return ids
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def count_within(
         self, text: str, ids: Sequence[int], characters: Sequence[int]
@@ -252,44 +240,3 @@ def byte_alphabet() -> list[str]:
     return [
         chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
     ]
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _token_text(value: Any) -> str | None:
-    """The text of a special token, which files give as text or as {"content": text, ...}."""
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else None
-
-
-def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
-    """Templates from tokenizer_config.json, chat_template.json and *.jinja. Later files take precedence."""
-    found: dict[str, str] = {}
-    for value in (
-        config.get("chat_template"),
-        _read_json(folder / "chat_template.json").get("chat_template"),
-    ):
-        if isinstance(value, str):
-            found["default"] = value
-        elif isinstance(value, dict):
-            found |= value
-        elif isinstance(value, list):
-            found |= {entry["name"]: entry["template"] for entry in value}
-    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = file.read_text(encoding="utf-8")
-    if (file := folder / "chat_template.jinja").is_file():
-        found["default"] = file.read_text(encoding="utf-8")
-    return found

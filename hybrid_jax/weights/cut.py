@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.models.files import (
@@ -26,7 +26,6 @@ from hybrid_jax.models.files import (
     stored_cut,
 )
 from hybrid_jax.weights.digest import sample
-from hybrid_jax.weights.orbax import TOKENIZER_FILES
 from hybrid_jax.weights.safetensors import StoredTensor, read_file
 
 WEIGHTS_FILE = "cut.safetensors"
@@ -100,9 +99,7 @@ def save_cut(
         base: directory of the model without. It is named by a path from `folder`; the bundled model by none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (base / name).is_file() and base.resolve() != folder.resolve():
-            shutil.copyfile(base / name, folder / name)
+    copy_carried(base, folder)
     partial = folder / f"{WEIGHTS_FILE}.partial"
     stored = {name: np.asarray(leaf) for name, leaf in tensors.items()}
     partial.write_bytes(save(stored | base_samples(base_params)))  # by the user's umask

@@ -10,20 +10,16 @@ from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig, SpeculationConfig
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import (
-    CONFIG_FILE,
     CUT_FILE,
     STORED_CONFIG_FILE,
-    TRAINING,
     CheckpointNotFound,
     ReportBytes,
     base_of,
+    config_of,
     model_folder,
     model_or_bundled,
-    read_config,
-    read_json,
     stored_cut,
 )
-from hybrid_jax.models.hf_config import check_token_ids, plain
 from hybrid_jax.weights.cut import add_cut
 from hybrid_jax.weights.hugging_face import family_of, load_hf
 from hybrid_jax.weights.orbax import load_orbax
@@ -89,8 +85,7 @@ def _load_plain(
     config = _plain_config(folder, mtp)
     report = progress or (lambda done, total: None)
     if (folder / STORED_CONFIG_FILE).is_file():
-        stored = read_config(folder / STORED_CONFIG_FILE)
-        stored, params = load_orbax(folder, stored, dtype, report)
+        stored, params = load_orbax(folder, config_of(folder), dtype, report)
         if stored.mtp and not mtp:
             params.pop("mtp")
         return replace(stored, mtp=config.mtp), params
@@ -228,32 +223,7 @@ def _refuse_exit(folder: Path, exit_head: bool) -> None:
 
 def _plain_config(folder: Path, mtp: bool) -> ModelConfig:
     """The config of a model without a cut of its own."""
-    config = _config_of(folder)
+    config = config_of(folder)
     if not mtp:
         return replace(config, mtp=())
     return config if config.mtp else replace(config, mtp=_mtp_layers(folder, config))
-
-
-def _config_of(folder: Path) -> ModelConfig:
-    if (folder / STORED_CONFIG_FILE).is_file():
-        return read_config(folder / STORED_CONFIG_FILE)
-    if not (folder / CONFIG_FILE).is_file():
-        raise CheckpointNotFound(
-            f"load_model: {folder} has no {CONFIG_FILE} and no {STORED_CONFIG_FILE}; "
-            + (
-                "a training there has not ended, and its command goes on"
-                if (folder / TRAINING).is_dir()
-                else "give a Hugging Face directory or one written by save_orbax"
-            )
-        )
-    config = read_config(folder / CONFIG_FILE)
-    generation = folder / "generation_config.json"
-    if not generation.is_file():
-        return config
-    ids = plain(read_json(generation)).get("eos_token_id")
-    try:
-        ids = check_token_ids("eos_token_id", ids, config.vocab_size)
-    except ValueError as error:
-        raise ValueError(f"{generation}: {error}") from error
-    merged = dict.fromkeys((*ids, *config.eos_token_ids))  # in order, each once
-    return replace(config, eos_token_ids=tuple(merged))

@@ -10,19 +10,12 @@ from pathlib import Path
 import jax
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
 
 PARAMS_FOLDER = "params"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 def save_orbax(
@@ -35,7 +28,8 @@ def save_orbax(
     Args:
         path: directory to write; made if absent.
         config, params: the model.
-        tokenizer_from: a directory whose tokenizer files are copied along, those it has.
+        tokenizer_from: a model's directory whose tokenizer, chat templates and generation_config.json are copied
+            along, as far as it has them (`hybrid_jax.config.model_directory.FILES`).
 
     Raises:
         FileNotFoundError: `tokenizer_from` is not a directory.
@@ -64,9 +58,8 @@ def save_orbax(
     handler = orbax.checkpoint.PyTreeCheckpointHandler(use_compression=False)
     with orbax.checkpoint.Checkpointer(handler) as checkpointer:
         checkpointer.save(new, args=orbax.checkpoint.args.PyTreeSave(params), force=True)
-    for name in TOKENIZER_FILES:
-        if source not in (None, folder) and (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    if source is not None:
+        copy_carried(source, folder)
     (folder / CONFIG_FILE).unlink(missing_ok=True)  # from here to the end it is not a model
     shutil.rmtree(folder / PARAMS_FOLDER, ignore_errors=True)
     new.rename(folder / PARAMS_FOLDER)

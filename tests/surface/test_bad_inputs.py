@@ -156,7 +156,7 @@ MISTAKES = [
     ("inspect /nowhere", "/nowhere is not a model directory: it does not exist"),
     ("inspect IN", "IN is not a model directory: it has no config.json"),
     ("inspect IN/text", "IN/text is not valid JSON"),
-    ("inspect IN/binary", "IN/binary is not valid JSON: it has byte 0x80 at byte 128, which is"),
+    ("inspect IN/binary", "IN/binary must be plain UTF-8 text, it is UTF-16 or no text; save"),
     ("inspect IN/list", "IN/list must hold an object, got list"),
     ("inspect IN/object", "IN/object: config.json: model_type 'gpt9' is not supported"),
     ("inspect --dtype int8", "--dtype must be auto, float32 or bfloat16, got 'int8'"),
@@ -276,7 +276,7 @@ def test_a_file_without_requests_is_one_line_and_code_1(run, tmp_path, name):
     [
         (b"{", "MODEL/generation_config.json is not valid JSON"),
         (b"[1]", "MODEL/generation_config.json must hold an object, got list"),
-        (b"\xff", "MODEL/generation_config.json is not valid JSON: it has byte 0xff at byte 0, which"),
+        (b"\xff", "MODEL/generation_config.json must be plain UTF-8 text, byte 0 is 0xff"),
         (b'{"temperature": "hot"}', "MODEL/generation_config.json: temperature must be 0 or a numb"),
         (b'{"min_p": 2}', "MODEL/generation_config.json: min_p must be a number between 0 and 1, got 2.0"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from hybrid_jax import SamplingParams
 from hybrid_jax.text.prompts import Prompt, read_prompts
@@ -107,7 +107,10 @@ def test_a_token_that_opens_the_text_is_counted():
         models.WordLevel(vocab={"<s>": 0, "see": 1, "saw": 2, "<u>": 3}, unk_token="<u>")
     )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"}, add_bos=True)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
     read = read_prompts(
         {"prompt": "see saw", "cache_breakpoints": [2, 3, 7]}, tokenizer, vocab_size=9
     )
