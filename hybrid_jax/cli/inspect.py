@@ -10,7 +10,7 @@ from hybrid_jax.cli.exits import JsonOption, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.cli.options.model import KVDtypeOption, LengthOption, MemoryOption, RowsOption
 from hybrid_jax.cli.words import flags_of_command, shell_words
-from hybrid_jax.sizing.devices import CARDS
+from hybrid_jax.sizing.devices import cards
 
 
 def inspect(
@@ -42,8 +42,15 @@ def inspect(
     device: Annotated[
         str | None,
         typer.Option(
-            help=f"Device that would run it: cpu, {', '.join(sorted(CARDS))}.",
+            help=f"Device that would run it: cpu, {', '.join(sorted(cards()))}.",
             show_default="this machine",
+        ),
+    ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="All memory of the device, such as 24GB; without --device of a GPU that is not in that list.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -54,6 +61,7 @@ def inspect(
     found = inspect_model(
         model,
         device=device,
+        device_memory=device_memory,
         memory=memory,
         max_rows=max_rows,
         max_model_len=max_model_len,

@@ -30,7 +30,7 @@ from hybrid_jax.models.files import (
 from hybrid_jax.models.files import read_config as read_config_file
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.defaults import choose_settings
-from hybrid_jax.sizing.devices import Device, card, host, installed_gpu
+from hybrid_jax.sizing.devices import Device, card, host, installed_gpu, with_memory
 from hybrid_jax.sizing.room import GPU_MEMORY_SHARE
 
 KERNELS = {
@@ -54,6 +54,7 @@ def inspect_model(
     model: str | Path | None = None,
     *,
     device: str | None = None,
+    device_memory: int | str | None = None,
     memory: int | str | None = None,
     max_rows: int | None = None,
     max_model_len: int | None = None,
@@ -69,7 +70,9 @@ def inspect_model(
 
     Args:
         model: directory of a model, a config.json, or the name of a known model; None for the model in the package.
-        device: what would run it: "cpu" or a card, such as "h100"; None for this machine.
+        device: what would run it: "cpu" or a card, such as "h100"; None for this machine, or with `device_memory` for a
+            GPU of which nothing else is known.
+        device_memory: all memory of the device, as a number of bytes or like "24GB"; None for what it is known to have.
         memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens: as in `LLM`; if they are None,
             what suits the device.
         cut: try the model with a cut after this many layers (SwiftKV).
@@ -87,7 +90,8 @@ def inspect_model(
     """
     plain = read_config(model if model is not None else BUNDLED)
     config = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
-    where = _device(device)
+    size = None if device_memory is None else parse_size(device_memory, name="device_memory")
+    where = _device(device, size)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
         "max_rows": max_rows,
@@ -102,8 +106,10 @@ def inspect_model(
     return ModelReport(model_facts(config, choose({}), where, choose))
 
 
-def _device(name: str | None) -> Device:
-    """The device of this name; this machine's if there is none."""
+def _device(name: str | None, num_bytes: int | None) -> Device:
+    """The device of this name, or with so much memory; this machine's if neither is given."""
+    if num_bytes is not None:
+        return with_memory(None if name is None else card(name), num_bytes)
     if name is not None:
         return card(name)
     if wanted := wants_missing_gpu():
@@ -226,8 +232,8 @@ def _default_memory(found: dict[str, Any]) -> str:
     size, is_host = format_size(found["default_memory"]), found["platform"] == "cpu"
     if found["default_fits"] and not is_host:
         return (
-            f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
-            "can time the largest product"
+            f"{size}: {GPU_MEMORY_SHARE:.0%} of the memory that is left after weights and temporaries; less if XLA "
+            "needs room to try out its largest matrix product"
         )
     length = min(found["max_model_len"], DEFAULT_LENGTH)
     said = f"{size} for {counted(found['max_rows'], 'row')} of up to {length:,} tokens"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tomllib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hybrid_jax.machine import has_nvidia, nvidia_gpu, ram_bytes, widens_bfloat16
 
-# The memory of a card, as CUDA reports it to a program, and its compute capability.
-CARDS = {
-    "a100": (84_980_000_000, "8.0"),  # 80 GB
-    "a100-40gb": (42_290_000_000, "8.0"),
-    "h100": (84_930_000_000, "9.0"),  # 80 GB
-    "h200": (150_110_000_000, "9.0"),  # 141 GB
-}
+CARDS_FILE = Path(__file__).with_name("cards.toml")
 # The share of a card that jax is asked to take. The rest is for CUDA itself, for programs and their command buffers.
 GPU_SHARE = 0.95
 JAX_SHARE = 0.75  # the share that jax takes by itself
@@ -77,20 +74,50 @@ def host() -> Device:
     return Device(num_bytes=ram_bytes(), widens=widens_bfloat16())
 
 
+@functools.cache
+def cards() -> dict[str, tuple[int, str]]:
+    """The known cards: the memory that CUDA reports to a program, in bytes, and the compute capability."""
+    found = tomllib.loads(CARDS_FILE.read_text(encoding="utf-8"))
+    return {
+        name: (card.get("bytes") or int(card["gib"] * 2**30), card["capability"])
+        for name, card in found.items()
+    }
+
+
 def card(name: str) -> Device:
     """A card by its name, as `LLM` finds it when nothing else runs there. "cpu" is this machine's own.
 
     Raises:
         ValueError: the card is not known.
+
+    Example:
+        >>> card("RTX-4090").capability
+        '8.9'
     """
     key = name.lower()
     if key == "cpu":
         return host()
-    if key not in CARDS:
-        known = ", ".join(sorted(CARDS))
-        raise ValueError(f"device must be cpu or one of the known cards, {known}; got {name!r}")
-    total, capability = CARDS[key]
+    if key not in cards():
+        known = ", ".join(sorted(cards()))
+        raise ValueError(
+            f"device must be cpu or one of the known cards, {known}; got {name!r}; for another GPU give "
+            "device_memory='24GB', or what it has"
+        )
+    total, capability = cards()[key]
     return _gpu(total, GPU_SHARE, name=key, capability=capability)
+
+
+def with_memory(device: Device | None, num_bytes: int) -> Device:
+    """The same device with so much memory; a GPU of which nothing else is known if there is none.
+
+    Args:
+        num_bytes: all memory of a card, or of a host.
+    """
+    if device is not None and device.is_host:
+        return replace(device, num_bytes=num_bytes, name="CPU")
+    if device is None:
+        return _gpu(num_bytes, GPU_SHARE, name="GPU")
+    return replace(device, num_bytes=int(GPU_SHARE * num_bytes), total_bytes=num_bytes)
 
 
 def installed_gpu() -> Device:

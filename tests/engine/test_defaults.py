@@ -8,7 +8,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models.known import known, load_known
 from hybrid_jax.sizing.defaults import choose_settings
-from hybrid_jax.sizing.devices import CARDS, Device, card
+from hybrid_jax.sizing.devices import Device, card, cards
 from hybrid_jax.sizing.room import find_room
 
 
@@ -48,7 +48,7 @@ def test_a_cpu_keeps_the_defaults_of_the_engine():
 
 
 @pytest.mark.parametrize("name", sorted(known()))
-@pytest.mark.parametrize("where", sorted(CARDS))
+@pytest.mark.parametrize("where", sorted(cards()))
 def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
     config, device = load_known(name), card(where)
     engine = choose_settings(config, device, {}, dtype="bfloat16")

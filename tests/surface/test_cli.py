@@ -20,7 +20,7 @@ from hybrid_jax.cli import main as cli
 from hybrid_jax.inspection import report as inspecting
 from hybrid_jax.models.known import known
 from hybrid_jax.sizing import devices
-from hybrid_jax.sizing.devices import CARDS
+from hybrid_jax.sizing.devices import cards
 from tests.drawing import EVERYTHING
 from tests.surface.fake_engine import FakeEngine
 
@@ -495,18 +495,19 @@ def test_the_memory_of_a_gpu_is_asked_of_its_driver(run, bamba, monkeypatch):
 
 
 CARD_MODELS = sorted(known())[:: 1 if EVERYTHING else 3]
+SOME_CARDS = sorted(cards(), key=cards().__getitem__)[:: 1 if EVERYTHING else 5]  # small to large
 
 
 @pytest.mark.parametrize("name", CARD_MODELS)
 def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
-    for card in CARDS:
+    for card in SOME_CARDS:
         code, out, _ = run("inspect", name, "--device", card, "--json")
         report = json.loads(out)
         assert code == 0 and (report["platform"], report["device"]) == ("gpu", card)
         assert bool(report["shares"]) == report["fits"] or not report["fits"]
         for share in report["shares"]:
             sizes = [value for key, value in share.items() if key.endswith("_bytes")]
-            assert sum(sizes) == CARDS[card][0] and min(sizes) >= 0
+            assert sum(sizes) == cards()[card][0] and min(sizes) >= 0
             assert share["rows"] == report["fit"]["rows"][str(share["tokens"])]
     text = run("inspect", name, "--device", "h200")[1]
     table = text.partition("where memory goes:\n")[2].splitlines()
@@ -521,7 +522,7 @@ def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
 @pytest.mark.parametrize("asked", [("--max-rows", "1000000"), ("--memory", "900GiB")])
 @pytest.mark.parametrize("name", CARD_MODELS)
 def test_what_is_advised_for_a_card_fits_it(run, name, asked):
-    for card in CARDS:
+    for card in SOME_CARDS:
         command = ("inspect", name, "--device", card, "--json")
         report = json.loads(run(*command, *asked)[1])
         assert report["fits"] is False
@@ -547,6 +548,26 @@ def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
     assert run("inspect", bamba)[0] == 0
 
 
+def test_a_device_that_is_in_no_list_is_told_by_its_memory(run, bamba):
+    total, _ = cards()["h100"]
+    by_size = json.loads(run("inspect", bamba, "--device-memory", total, "--json")[1])
+    by_name = json.loads(run("inspect", bamba, "--device", "h100", "--json")[1])
+    assert by_size["device"] == "GPU" and by_size["shares"] == by_name["shares"]
+    assert by_size["total_bytes"] == total and by_size["platform"] == "gpu"
+    larger = json.loads(
+        run("inspect", bamba, "--device", "h100", "--device-memory", "94GB", "--json")[1]
+    )
+    assert (larger["device"], larger["total_bytes"]) == ("h100", 94 * 10**9)
+    code, out, _ = run("inspect", bamba, "--device-memory", "8GB")
+    assert code == 0 and out.startswith("GPU             does not fit; weights 18.2 GiB")
+    host = json.loads(
+        run("inspect", bamba, "--device", "cpu", "--device-memory", "64GiB", "--json")[1]
+    )
+    assert (host["platform"], host["machine_bytes"], host["total_bytes"]) == ("cpu", 2**36, None)
+    code, _, err = run("inspect", bamba, "--device-memory", "24Gb")
+    assert code == 2 and "--device-memory: a size must look like 5GB" in err and "'24Gb'" in err
+
+
 def test_a_card_s_name_may_have_large_letters(run, bamba):
     assert run("inspect", bamba, "--device", "H100") == run("inspect", bamba, "--device", "h100")
 
@@ -560,7 +581,8 @@ def test_a_wrong_grain_is_named_for_a_card_too(run, bamba, grain):
 def test_a_card_that_nobody_knows_is_refused_with_those_that_are_known(run, bamba):
     code, _, err = run("inspect", bamba, "--device", "b300")
     assert code == 2 and err == (
-        f"hybrid-jax: --device must be cpu or one of the known cards, {', '.join(sorted(CARDS))}; got 'b300'\n"
+        f"hybrid-jax: --device must be cpu or one of the known cards, {', '.join(sorted(cards()))}; got 'b300'; "
+        "for another GPU give --device-memory 24GB, or what it has\n"
     )
 
 
