@@ -58,7 +58,7 @@ help:
 	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
-	@echo "make docs    build the documentation site into site/"
+	@echo "make docs    build the documentation site into site/; runs the notebooks that have changed"
 	@echo "make clean   remove $(VENV) and caches"
 
 docs: $(VENV)/.installed-test

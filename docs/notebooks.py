@@ -1,8 +1,12 @@
-"""Runs the notebooks in examples/ and writes a page with outputs for each: python docs/notebooks.py"""
+"""Writes a page with outputs for each notebook in examples/: python docs/notebooks.py [--all]
+
+A notebook is run if it, or the package's version, is not what its page was made from; with --all every one is.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -12,6 +16,7 @@ DOCS = Path(__file__).resolve().parent
 NOTEBOOKS = sorted((DOCS.parent / "examples").glob("*.ipynb"))
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m|[^\n]*\r(?!\n)")  # colours, and what a terminal overwrites
 MIN_FENCE = 3
+MARK = "<!-- made from {} -->\n"  # the first line of a page
 
 
 def page_of(notebook: dict[str, Any], name: str, folder: Path) -> str:
@@ -61,21 +66,35 @@ def _fenced(text: str, language: str) -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def main() -> None:
-    """Runs all notebooks and writes their pages."""
+def mark_of(path: Path) -> str:
+    """The first line of a notebook's page: it changes with the notebook and with the version of the package."""
+    from hybrid_jax import __version__
+
+    data = path.read_bytes() + Path(__file__).read_bytes() + __version__.encode()
+    return MARK.format(hashlib.blake2b(data, digest_size=8).hexdigest())
+
+
+def is_made(page: Path, mark: str) -> bool:
+    """Whether a page was made from what the mark stands for."""
+    return page.is_file() and page.read_text(encoding="utf-8").startswith(mark)
+
+
+def main(*, run_all: bool) -> None:
+    """Runs notebooks and writes their pages."""
     import nbformat
     from nbclient import NotebookClient
 
     folder = DOCS / "notebooks"
     folder.mkdir(exist_ok=True)
     for path in NOTEBOOKS:
+        page, mark = folder / f"{path.stem}.md", mark_of(path)
+        if is_made(page, mark) and not run_all:
+            continue
         print(f"running {path.name}", file=sys.stderr)
         notebook = nbformat.read(path, as_version=4)
         NotebookClient(notebook, kernel_name="python3", timeout=1200).execute(cwd=str(path.parent))
-        (folder / f"{path.stem}.md").write_text(
-            page_of(notebook, path.stem, folder), encoding="utf-8"
-        )
+        page.write_text(mark + page_of(notebook, path.stem, folder), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(run_all="--all" in sys.argv[1:])

@@ -56,6 +56,26 @@ def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
     ]
 
 
+def test_a_notebook_that_has_not_changed_is_not_run_again(tmp_path):
+    notebook, page = tmp_path / "some.ipynb", tmp_path / "some.md"
+    notebook.write_text("{}")
+    mark = NOTEBOOKS.mark_of(notebook)
+    assert not NOTEBOOKS.is_made(page, mark)
+    page.write_text(mark + "# Some\n")
+    assert NOTEBOOKS.is_made(page, NOTEBOOKS.mark_of(notebook))
+    notebook.write_text("{ }")
+    assert not NOTEBOOKS.is_made(page, NOTEBOOKS.mark_of(notebook))
+
+
+def test_arguments_that_share_a_line_have_one_each():
+    parsed = script("griffe_examples").as_parsed
+    text = "Says.\n\nArgs:\n    a, b_2: numbers\n        of all kinds.\n    c: one, two: three.\n"
+    assert parsed(text) == (
+        "Says.\n\nArgs:\n    a: numbers\n        of all kinds.\n    b_2: numbers\n        of all kinds.\n"
+        "    c: one, two: three.\n"
+    )
+
+
 def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
     left = shutil.ignore_patterns("__pycache__", "notebooks")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=left)
@@ -77,14 +97,26 @@ def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
         where = page.parent if page.name == "index.md" else page.with_suffix("")
         html = (tmp_path / "site" / where / "index.html").read_text(encoding="utf-8")
         assert "<h1" in html
-    api = (tmp_path / "site" / "reference" / "api" / "index.html").read_text(encoding="utf-8")
+    api = (tmp_path / "site" / "reference" / "api" / "llm" / "index.html").read_text("utf-8")
     assert 'id="hybrid_jax.LLM.generate"' in api and "&gt;&gt;&gt;" not in re.sub(
         r"<pre.*?</pre>", "", api, flags=re.DOTALL
     )
+    for page in (tmp_path / "site").rglob("*.html"):  # it is read without a network
+        loaded = re.findall(
+            r'<(?:link|script|img)[^>]*(?:href|src)="?(https?://[^" >]+)', page.read_text()
+        )
+        assert all("zensical.org" in address for address in loaded), (page, loaded)
 
 
 def test_the_page_of_the_command_line_is_what_help_says():
     module = script("command_line")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), (
         "run: python docs/command_line.py"
+    )
+
+
+def test_the_picture_of_the_home_page_is_what_was_measured():
+    module = script("home_picture")
+    assert module.PICTURE.read_text(encoding="utf-8") == module.picture(), (
+        "run: python docs/home_picture.py"
     )
