@@ -72,6 +72,9 @@ class Completion:
         """Takes the tokens that are new. Sets `finish_reason` if the completion ends with them.
 
         Tokens after a stop string are dropped, because their number depends on the engine's step size.
+
+        Raises:
+            FloatingPointError: the model's numbers for it are not finite.
         """
         request = self.request
         ready = len(request.output)
@@ -92,6 +95,11 @@ class Completion:
                     self.text += piece
             if self.finish_reason is not None:
                 return
+        if request.finish_reason == "error":
+            raise FloatingPointError(
+                "the model's numbers are not finite (NaN or infinity) after "
+                f"{len(request.prompt)} tokens of prompt and {len(request.output)} new ones"
+            )
         if request.finish_reason is not None:
             self._finish()
 
@@ -139,6 +147,9 @@ class Job:
         compile_seconds: returns how long the engine has compiled so far.
         peak_memory_bytes: returns the most memory in use so far.
         logprobs_from, pooling: as in `Request`.
+
+    Attributes:
+        error: why it ended early, if its call keeps errors.
     """
 
     def __init__(
@@ -165,6 +176,7 @@ class Job:
         self.first_token_time: float | None = None
         self.num_first_tokens = 0  # those that came together with the first token
         self.finished_time: float | None = None
+        self.error: BaseException | None = None
         self.peak_memory_bytes: int | None = None
         self._compile_seconds, self._peak_memory_bytes = compile_seconds, peak_memory_bytes
         self.arrive()
@@ -196,9 +208,14 @@ class Job:
         self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compiled
 
     @property
+    def num_unfinished(self) -> int:
+        """Completions that still grow, or have ended with an error."""
+        return sum(c.finish_reason is None for c in self.completions)
+
+    @property
     def finished(self) -> bool:
-        """Whether all its completions have ended."""
-        return all(c.finish_reason is not None for c in self.completions)
+        """Whether all its completions have ended as they should."""
+        return not self.num_unfinished
 
     @property
     def num_tokens(self) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CLOSED = "LLM: this object was closed; make a new one"
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
 PATIENCE = 0.5  # seconds that a program waits at its end before it says so
+SHOWN_WEIGHTS = 3  # names of damaged weights in an error
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
@@ -65,6 +66,7 @@ class Call:
         streams: it gets news, with deltas, after every turn that brought it tokens. Other calls get news only after
             turns that finished a prompt.
         stepped: the engine takes no turn for it unasked; its caller asks with `EngineThread.turn`.
+        keeps_errors: an error of one prompt ends that prompt alone, and stays with its job.
 
     Attributes:
         num_finished: prompts that are done.
@@ -81,9 +83,11 @@ class Call:
         send: Callable[[News], None] | None = None,
         streams: bool = False,
         stepped: bool = False,
+        keeps_errors: bool = False,
     ) -> None:
         self.news: SimpleQueue[News] = SimpleQueue()
         self.jobs, self.streams, self.stepped = jobs, streams, stepped
+        self.keeps_errors = keeps_errors
         self._send = send or self.news.put
         self.num_finished, self.over = 0, False
         self._num_told = 0  # of the finished prompts
@@ -428,10 +432,13 @@ class _Loop:
             deltas = news.setdefault(call, [])
             try:
                 self._hand_on(call, job, completion, deltas, now)
-            except BaseException as error:
-                # Its tokens cannot become text. That does not concern the other calls.
+            except FloatingPointError as error:
+                text = f"prompt {job.index}: {error}; {self._damage()}"
+                self._fail_prompt(call, job, FloatingPointError(text))
+            except BaseException as error:  # its tokens cannot become text
+                self._fail_prompt(call, job, error)
+            if call.over:
                 news.pop(call, None)
-                self.end_call(call, error)
         for call, deltas in news.items():
             self._tell(call, deltas)
 
@@ -449,6 +456,33 @@ class _Loop:
             self._leaving.add(request.request_id)
         if job.finished:
             call.num_finished += 1
+            self._record(job)
+
+    def _fail_prompt(self, call: Call, job: Job, error: BaseException) -> None:
+        """Ends a prompt with an error. That concerns its call, unless that keeps errors, and no other call."""
+        if not call.keeps_errors:
+            self.end_call(call, error)
+            return
+        self._let_leave(job)
+        job.error = error
+        call.num_finished += 1
+
+    def _damage(self) -> str:
+        """Where to look if the model's numbers are not finite."""
+        if damaged := self.engine.damaged_weights:
+            more = f" and {len(damaged) - SHOWN_WEIGHTS} more" * (len(damaged) > SHOWN_WEIGHTS)
+            names = ", ".join(damaged[:SHOWN_WEIGHTS])
+            return f"the weights {names}{more} hold such values: fetch or convert the model again"
+        if self.engine.engine_config.dtype != "float32":
+            return "all weights are finite, so a sum has overflowed: try dtype='float32'"
+        return "all weights are finite, so a sum has overflowed: compare config.json and weights with the original"
+
+    def _let_leave(self, job: Job) -> None:
+        """Has the engine end what it still computes for a prompt that nobody waits for."""
+        for completion in job.completions:
+            if self._live.pop(completion.request.request_id, None) is not None:
+                self._leaving.add(completion.request.request_id)
+        if job.first_token_time is not None and job.num_unfinished and job.error is None:
             self._record(job)
 
     def _tell(self, call: Call, deltas: list[Delta]) -> None:
@@ -495,19 +529,21 @@ class _Loop:
                 lost = isinstance(error, RuntimeError | MemoryError)  # how a device reports it
                 self.end_call(call, error, engine_failed=lost)
             else:
-                if not call.jobs:
+                if call.num_finished == len(call.jobs):
                     self._tell(call, [])
 
     def _add(self, call: Call) -> None:
         order = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
         for job in (call.jobs[index] for index in order):
-            for completion in job.completions:
-                request = completion.request
-                self._live[request.request_id] = call, job, completion
-                try:
-                    self.engine.add(request)
-                except ValueError as error:
-                    raise ValueError(f"prompt {job.index}: {error}") from error
+            try:
+                for completion in job.completions:
+                    self._live[completion.request.request_id] = call, job, completion
+                    self.engine.add(completion.request)
+            except ValueError as error:
+                own = ValueError(f"prompt {job.index}: {error}")
+                if not call.keeps_errors:
+                    raise own from error
+                self._fail_prompt(call, job, own)
 
     def end_call(
         self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
@@ -517,11 +553,7 @@ class _Loop:
             return
         self._calls.pop(call, None)
         for job in call.jobs:
-            for completion in job.completions:
-                if self._live.pop(completion.request.request_id, None) is not None:
-                    self._leaving.add(completion.request.request_id)
-            if job.first_token_time is not None and not job.finished:
-                self._record(job)
+            self._let_leave(job)
         if error is None:
             call.over = True
         else:

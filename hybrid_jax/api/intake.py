@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hybrid_jax.api.completions import Job, derive_seed
 from hybrid_jax.api.engine_thread import EngineThread
@@ -30,15 +31,19 @@ from hybrid_jax.text.conversation import (
 from hybrid_jax.text.prompts import (
     TOKENIZER_REMEDY,
     Prompt,
+    PromptLike,
     Prompts,
     check_unicode,
     leading_tokens,
     pair_params,
-    read_prompts,
+    read_prompt,
+    several_prompts,
 )
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
+# What becomes of the mistake of one prompt of several: it is raised, or returned in place of what was asked for.
+Errors = Literal["raise", "return"]
 
 
 class TooLong(ValueError):
@@ -72,80 +77,110 @@ class Intake:
         self,
         prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None,
-        *,
-        logprobs_from: Sequence[int] | None = None,
-        pooling: Pooling | None = None,
     ) -> list[Job]:
-        """One job per prompt, each with the next request id. The arguments are those of `_jobs`.
-
-        Raises:
-            As `_jobs`.
-        """
-        try:
-            return self._jobs(prompts, params, logprobs_from, pooling)
-        except ValueError as error:
-            LOG.info("refused: %s", error)
-            raise
-
-    def _jobs(
-        self,
-        prompts: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        logprobs_from: Sequence[int] | None,
-        pooling: Pooling | None,
-    ) -> list[Job]:
-        """One job per prompt.
+        """One job per prompt, each with the next request id.
 
         Args:
             prompts, params: as in `LLM.generate`.
-            logprobs_from, pooling: as in `Request`, the first of them for each prompt.
 
         Raises:
             ValueError: something is wrong with a prompt or its parameters. No request has been numbered.
             RuntimeError: the engine is closed.
         """
-        engine = self._thread.engine
-        read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
-        paired = pair_params(params, len(read), self.defaults)
+        return [job for job in self.accepted(prompts, params) if isinstance(job, Job)]
+
+    def accepted(
+        self,
+        prompts: Prompts | Sequence[PromptLike | Exception],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        logprobs_from: Sequence[int] | None = None,
+        pooling: Pooling | None = None,
+        errors: Errors = "raise",
+    ) -> list[Job | Exception]:
+        """One job per prompt, as `jobs`, or with errors="return" what is wrong with the prompt.
+
+        Args:
+            prompts, params: as in `LLM.generate`. A prompt that has failed already is given as its error.
+            logprobs_from, pooling: as in `Request`, the first of them for each prompt.
+            errors: "raise" or "return".
+
+        Raises:
+            As `jobs`. With errors="return" only what concerns no single prompt.
+        """
+        if errors not in get_args(Errors):
+            raise ValueError(f"errors must be 'raise' or 'return', got {errors!r}")
+        self._thread.check()
+        listed = several_prompts(prompts)
+        paired = pair_params(params, len(listed), self.defaults)
         complete = {id(own): self.complete(own) for own in paired}  # often there is one for all
-        makers = []  # what is checked becomes a job once it has a number
-        for index, (prompt, given) in enumerate(zip(read, paired, strict=True)):
-            own = complete[id(given)]
-            if own.stop and self.tokenizer is None:
-                raise ValueError(
-                    f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
-                    "use stop_token_ids"
-                )
-            max_tokens = resolve_max_tokens(
-                index,
-                len(prompt.token_ids),
-                own,
-                engine.max_model_len,
-                default=self.defaults.max_tokens,
+        found: list[functools.partial[Job] | Exception] = []
+        for index, (prompt, given) in enumerate(zip(listed, paired, strict=True)):
+            first = 1 if logprobs_from is None else logprobs_from[index]
+            try:
+                if isinstance(prompt, Exception):
+                    raise prompt
+                own = complete[id(given)]
+                found.append(self._maker(index, prompt, own, first, pooling))
+            except ValueError as error:
+                LOG.info("refused: %s", error)
+                if errors == "raise":
+                    raise
+                found.append(error)
+        return self._numbered(found)
+
+    def _maker(
+        self,
+        index: int,
+        given: PromptLike,
+        params: SamplingParams,
+        logprobs_from: int,
+        pooling: Pooling | None,
+    ) -> functools.partial[Job]:
+        """What makes a job of a prompt, which has been checked, once it has a number."""
+        engine = self._thread.engine
+        prompt = read_prompt(index, given, self.tokenizer, self._config.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise ValueError(
+                f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
+                "use stop_token_ids"
             )
-            stop_ids = resolve_stop_ids(index, own, self._config)
-            limits = self._constraints.limits(index, own, stop_ids)
-            make = functools.partial(
-                Job,
-                index=index,
-                prompt=prompt,
-                params=own,
-                tokenizer=self.tokenizer,
-                stop_ids=stop_ids,
-                max_tokens=max_tokens,
-                limits=limits,
-                compile_seconds=engine.compile_seconds,
-                peak_memory_bytes=engine.peak_memory_bytes,
-                logprobs_from=1 if logprobs_from is None else logprobs_from[index],
-                pooling=pooling,
-            )
-            makers.append(make)
+        max_tokens = resolve_max_tokens(
+            index,
+            len(prompt.token_ids),
+            params,
+            engine.max_model_len,
+            default=self.defaults.max_tokens,
+        )
+        stop_ids = resolve_stop_ids(index, params, self._config)
+        limits = self._constraints.limits(index, params, stop_ids)
+        return functools.partial(
+            Job,
+            index=index,
+            prompt=prompt,
+            params=params,
+            tokenizer=self.tokenizer,
+            stop_ids=stop_ids,
+            max_tokens=max_tokens,
+            limits=limits,
+            compile_seconds=engine.compile_seconds,
+            peak_memory_bytes=engine.peak_memory_bytes,
+            logprobs_from=logprobs_from,
+            pooling=pooling,
+        )
+
+    def _numbered(
+        self, found: Sequence[functools.partial[Job] | Exception]
+    ) -> list[Job | Exception]:
+        """The jobs, with the next request ids in order; errors have none."""
         with self._numbering:
-            first = self.num_requests
-            self.num_requests += len(makers)
+            numbers = itertools.count(self.num_requests)
+            self.num_requests += sum(not isinstance(make, Exception) for make in found)
         return [
-            make(str(number), seed=derive_seed(self._seed, number))
-            for number, make in enumerate(makers, start=first)
+            make
+            if isinstance(make, Exception)
+            else make(str(number := next(numbers)), seed=derive_seed(self._seed, number))
+            for make in found
         ]
 
     def complete(self, params: SamplingParams) -> SamplingParams:

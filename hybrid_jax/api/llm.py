@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,7 +17,7 @@ from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, check_process
 from hybrid_jax.api.feed import Feed
-from hybrid_jax.api.intake import Intake
+from hybrid_jax.api.intake import Errors, Intake
 from hybrid_jax.api.options import (
     ChatOptions,
     EngineOptions,
@@ -27,7 +28,7 @@ from hybrid_jax.api.options import (
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
-from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vectors_of
+from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vector_of
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
@@ -204,6 +205,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         progress: ProgressOption = None,
+        errors: Errors = "raise",
     ) -> list[RequestOutput]:
         """Completes prompts together, along the tree of their prefixes. The outputs are in the order of the prompts.
 
@@ -215,9 +217,13 @@ class LLM:
                 `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
             use_tqdm: show a bar; this is vLLM's name for the option.
             progress: a bar, as for `LLM`, or call this with (prompts done, prompts in all).
+            errors: "raise" ends the call with the first error of a prompt. With "return" such a prompt has its
+                exception in the list, in place of its output, and the others are completed: look with
+                isinstance(output, Exception).
 
         Raises:
             ValueError: something is wrong with a prompt or its parameters. Nothing has run.
+            FloatingPointError: the model's numbers for a prompt are not finite (NaN or infinity).
 
         Example:
             >>> llm = LLM()
@@ -225,18 +231,31 @@ class LLM:
             >>> outs = llm.generate(["import ", {"prompt_token_ids": [100, 101, 102, 32]}], greedy)
             >>> [len(out.outputs[0].token_ids) for out in outs]
             [4, 4]
+            >>> outs = llm.generate(["import ", ""], greedy, errors="return")
+            >>> len(outs[0].outputs[0].token_ids), outs[1]
+            (4, ValueError('prompt 1: is empty; a prompt needs at least one token'))
         """
-        jobs = self._intake.jobs(prompts, sampling_params)
-        self._run(jobs, progress or (True if use_tqdm else progress), "generating")
-        return [job.output() for job in jobs]
+        accepted = self._intake.accepted(prompts, sampling_params, errors=errors)
+        progress = progress or (True if use_tqdm else progress)
+        return self._run(accepted, progress, "generating", Job.output, errors)
 
-    def _run(self, jobs: list[Job], progress: ProgressOption, what: str) -> None:
-        """Runs jobs to their ends, behind a bar that says `what`."""
+    def _run(
+        self,
+        accepted: Sequence[Job | Exception],
+        progress: ProgressOption,
+        what: str,
+        read: Callable[[Job], object],
+        errors: Errors,
+    ) -> list[Any]:
+        """Runs jobs to their ends, behind a bar that says `what`. For each: what is read of it, or its error."""
+        jobs = [job for job in accepted if isinstance(job, Job)]
+        call = Call(jobs, keeps_errors=errors == "return")
         with progress_of(progress, what) as report:
-            with closing(self._thread.run(Call(jobs))) as all_news:
+            with closing(self._thread.run(call)) as all_news:
                 for news in all_news:
                     if jobs:
                         report(news.num_finished, len(jobs))
+        return [job if isinstance(job, Exception) else job.error or read(job) for job in accepted]
 
     def stream(
         self,
@@ -406,6 +425,7 @@ class LLM:
         continuations: Prompts,
         *,
         progress: ProgressOption = None,
+        errors: Errors = "raise",
     ) -> list[Score]:
         """How likely continuations are, each after its prompt. Nothing is generated.
 
@@ -415,10 +435,11 @@ class LLM:
             prompts, continuations: as many of one as of the other, or one prompt and several continuations, or the
                 reverse. Each is text or token ids. If both are text, the tokens are those of the two texts joined. A
                 token that holds characters of both then counts as part of the continuation.
-            progress: as in `generate`.
+            progress, errors: as in `generate`.
 
         Raises:
             ValueError: a prompt or a continuation is empty or malformed, or there are not as many of both.
+            FloatingPointError: as in `generate`.
 
         Example:
             >>> llm = LLM()
@@ -430,10 +451,13 @@ class LLM:
             prompts, continuations, self.get_tokenizer(), vocab_size=self.model_config.vocab_size
         )
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        whole = [pair.whole for pair in read]
-        jobs = self._intake.jobs(whole, params, logprobs_from=[pair.first for pair in read])
-        self._run(jobs, progress, "scoring")
-        return [score_of(job, pair.first) for job, pair in zip(jobs, read, strict=True)]
+        accepted = self._intake.accepted(
+            [pair if isinstance(pair, Exception) else pair.whole for pair in read],
+            params,
+            logprobs_from=[1 if isinstance(pair, Exception) else pair.first for pair in read],
+            errors=errors,
+        )
+        return self._run(accepted, progress, "scoring", score_of, errors)
 
     def embed(
         self,
@@ -442,6 +466,7 @@ class LLM:
         pooling: Pooling = "last",
         normalize: bool = True,
         progress: ProgressOption = None,
+        errors: Errors = "raise",
     ) -> np.ndarray:
         """Vectors for prompts, made of hidden states after the model's last norm: float32[prompts, width].
 
@@ -450,10 +475,12 @@ class LLM:
             pooling: "last" for the hidden state of the last token, which may use the prefix cache, or "mean" for the
                 mean over all tokens, for which all of the prompt is computed.
             normalize: scale each vector to length 1.
-            progress: as in `generate`.
+            progress, errors: as in `generate`. With errors="return" the result is a list, of a vector float32[width] or
+                an exception for each prompt.
 
         Raises:
             ValueError: something is wrong with a prompt, or pooling is neither.
+            FloatingPointError: as in `generate`.
 
         Example:
             >>> llm = LLM()
@@ -465,10 +492,12 @@ class LLM:
         """
         check_pooling(pooling)
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        jobs = self._intake.jobs(prompts, params, pooling=pooling)
-        self._run(jobs, progress, "embedding")
-        width = self.model_config.width
-        return vectors_of(jobs, width=width, normalize=normalize)
+        accepted = self._intake.accepted(prompts, params, pooling=pooling, errors=errors)
+        read = functools.partial(vector_of, normalize=normalize)
+        vectors = self._run(accepted, progress, "embedding", read, errors)
+        if errors == "return":
+            return vectors  # type: ignore[return-value]
+        return np.stack(vectors) if vectors else np.zeros((0, self.model_config.width), np.float32)
 
     # --- looking and tidying ----------------------------------------------------------------------
 
@@ -552,8 +581,12 @@ class LLM:
             "requests": self._intake.num_requests,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
-        ledger = self._ledger
-        return Stats(own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()}))
+        totals = self._ledger.totals
+
+        def numbers(engine: Engine) -> dict[str, int | float]:
+            return {**totals, "compile_s": engine.compile_seconds(), **engine.stats()}
+
+        return Stats(own | self._thread.ask(numbers))
 
     def describe(self) -> str:
         """The lines that a new object prints: the model, where its memory goes, and what the cache can do.

@@ -15,6 +15,7 @@ from hybrid_jax.text.prompts import (
     Prompts,
     check_unicode,
     listed_prompts,
+    read_prompt,
     read_prompts,
 )
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -72,11 +73,13 @@ class Pair(NamedTuple):
 
 def read_pairs(
     prompts: Prompts, continuations: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int
-) -> list[Pair]:
+) -> list[Pair | Exception]:
     """Pairs prompts with continuations, one with one, or one with all; see `LLM.score`.
 
+    In place of a pair of which one is empty or malformed there is a ValueError.
+
     Raises:
-        ValueError: one is empty or malformed, or there are not as many of both.
+        ValueError: there are not as many of both.
     """
     firsts, seconds = _listed("prompts", prompts), _listed("continuations", continuations)
     if len(firsts) != len(seconds) and 1 not in (len(firsts), len(seconds)):
@@ -84,20 +87,29 @@ def read_pairs(
             f"score: {len(firsts)} prompts and {len(seconds)} continuations do not pair; give as many of both, "
             "or one of either"
         )
-    firsts = [_or_beginning(first, tokenizer) for first in firsts]
-    read = read_prompts(firsts, tokenizer, vocab_size=vocab_size)
+    read: list[Prompt | Exception] = []
+    for index, first in enumerate(firsts):
+        try:
+            beginning = _or_beginning(first, tokenizer)
+            read.append(read_prompt(index, beginning, tokenizer, vocab_size))
+        except ValueError as error:
+            read.append(error)
     # What `render_chat` made is whole: its text has all special tokens that belong there.
     whole = [isinstance(first, Prompt) for first in firsts]
     if len(read) == 1:
         read, whole = read * len(seconds), whole * len(seconds)
     elif len(seconds) == 1:
         seconds = seconds * len(read)
-    return [
-        _pair(
-            f"continuation {index}", prompt, second, tokenizer, vocab_size, add_special=not is_whole
-        )
-        for index, (prompt, second, is_whole) in enumerate(zip(read, seconds, whole, strict=True))
-    ]
+    pairs: list[Pair | Exception] = []
+    for index, (prompt, second, is_whole) in enumerate(zip(read, seconds, whole, strict=True)):
+        where, special = f"continuation {index}", not is_whole
+        try:
+            if isinstance(prompt, Exception):
+                raise prompt
+            pairs.append(_pair(where, prompt, second, tokenizer, vocab_size, add_special=special))
+        except ValueError as error:
+            pairs.append(error)
+    return pairs
 
 
 def _listed(what: str, given: Any) -> list[Any]:
@@ -174,9 +186,10 @@ def _declared(token_ids: Sequence[int], first: int) -> Prompt:
     return Prompt(None, tuple(token_ids), (first,))
 
 
-def score_of(job: Job, first: int) -> Score:
-    """The score of a finished prompt, whose continuation begins after `first` tokens."""
-    found = job.completions[0].request.prompt_logprobs[first:]
+def score_of(job: Job) -> Score:
+    """The score of a finished prompt's last part, the tokens from `logprobs_from` on."""
+    request = job.completions[0].request
+    found = request.prompt_logprobs[request.logprobs_from :]
     return Score(
         token_ids=tuple(entry.token_id for entry in found),
         token_logprobs=tuple(entry.logprob for entry in found),
@@ -190,14 +203,11 @@ def check_pooling(pooling: str) -> None:
         raise ValueError(f"embed: pooling must be 'last' or 'mean', got {pooling!r}")
 
 
-def vectors_of(jobs: Sequence[Job], *, width: int, normalize: bool) -> np.ndarray:
-    """The vectors of finished prompts, float32[jobs, width]."""
-    vectors: np.ndarray = np.zeros((len(jobs), width), np.float32)
-    for line, job in enumerate(jobs):
-        request = job.completions[0].request
-        assert request.pooled is not None, "its prompt was computed"
-        count = len(request.prompt) if request.pooling == "mean" else 1
-        vectors[line] = request.pooled / count
+def vector_of(job: Job, *, normalize: bool) -> np.ndarray:
+    """The vector of a finished prompt, float32[width]."""
+    request = job.completions[0].request
+    assert request.pooled is not None, "its prompt was computed"
+    vector = request.pooled / (len(request.prompt) if request.pooling == "mean" else 1)
     if normalize:
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors
+        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return np.asarray(vector, np.float32)

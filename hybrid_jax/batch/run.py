@@ -282,6 +282,8 @@ class Run:
             self._fail(entry, LineError(str(error), code="context_length_exceeded"))
         except ValueError as error:
             self._fail(entry, LineError(str(error)))
+        except FloatingPointError as error:
+            self._fail(entry, LineError(str(error), code="not_finite"), status_code=500)
         except Exception as error:  # a bug here, which must not affect the other lines
             what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
             self._fail(entry, what, status_code=500)

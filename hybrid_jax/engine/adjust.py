@@ -12,7 +12,15 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
+from hybrid_jax.engine.sampling import (
+    NOT_FINITE,
+    Sampled,
+    are_finite,
+    logprobs,
+    sample,
+    stopped,
+    unpack_sampling,
+)
 from hybrid_jax.geometry import adjust_specs
 from hybrid_jax.schedule.request import Request
 
@@ -98,9 +106,9 @@ def adjusted(
 
 
 def count(adjust: Adjust, ring_rows: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
-    """Counts generated tokens int32[B] of rows, where `counted` is true."""
+    """Counts generated tokens int32[B] of rows, where `counted` is true; what is no token counts nowhere."""
     sink = adjust.counts.shape[0] - 1
-    ring_rows = jnp.where(counted, ring_rows, sink)
+    ring_rows = jnp.where(counted & (tokens >= 0), ring_rows, sink)
     return adjust.replace(counts=adjust.counts.at[ring_rows, tokens].add(2))
 
 
@@ -129,7 +137,8 @@ def choose(
             logits are adjusted draw.
 
     Returns:
-        What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample; adjust.
+        What was sampled, with NOT_FINITE for rows whose logits are not all finite; int32[B] the token to feed, -1 after
+        a stop token or NOT_FINITE and for rows that do not sample; adjust.
     """
     rows = unpack_sampling(layout, batch)
     other = logits if adjust is None else adjusted(logits, adjust, ring_rows, layout, batch)
@@ -139,7 +148,8 @@ def choose(
         if adjust is not None:
             which &= layout.get(batch, "adjusted") == 0
         tokens = jnp.where(which, given, tokens)
-    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
+    tokens = jnp.where(are_finite(logits), tokens, NOT_FINITE)
+    fed = jnp.where(samples & (tokens >= 0) & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:
         extra = logprobs(logits, tokens, num_logprobs)

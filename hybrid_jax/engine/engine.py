@@ -14,6 +14,7 @@ from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
+from hybrid_jax.engine.damage import not_finite
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
@@ -227,6 +228,11 @@ class Engine:
     def peak_memory_bytes(self) -> int | None:
         """See `this_device.peak_memory_bytes`; any thread may ask."""
         return peak_memory_bytes(self._place)
+
+    @functools.cached_property
+    def damaged_weights(self) -> list[str]:
+        """Names of the weights that are not finite. The first look reads all of them."""
+        return not_finite(self.runner.params)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the present numbers of requests, frames and cached prefixes."""

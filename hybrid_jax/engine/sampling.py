@@ -17,6 +17,8 @@ from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 # likely tokens, first few and then more. Without them these are the groups with the largest bounds.
 LIKELY_GROUPS, BOUNDED_GROUPS = (160, 1152), 128
 BOUND_SLACK = 1e-3  # the last bits of the logarithm need not fall with its argument
+# In place of a token, if the model's logits are not all finite. -1 stands for no token, and for unused stop ids.
+NOT_FINITE = -2
 
 
 class SamplingRows(NamedTuple):
@@ -49,7 +51,7 @@ class Logprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """tokens int32[...]; logprobs None or `Logprobs` with the same leading axes."""
+    """tokens int32[...], some of them perhaps NOT_FINITE; logprobs None or `Logprobs` with the same leading axes."""
 
     tokens: jax.Array
     logprobs: Logprobs | None
@@ -351,6 +353,14 @@ def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
     rank = ((logits > own) | ((logits == own) & before)).sum(-1).astype(jnp.int32) + 1
     best, ids = largest(logits, min(count, logits.shape[1]))
     return Logprobs((own - total)[:, 0], rank, ids, best - total)
+
+
+def are_finite(logits: jax.Array) -> jax.Array:
+    """bool[B]: whether all of a row's logits float32[B, V] are finite.
+
+    It is their sum that is looked at: XLA's maximum on a CPU may skip a NaN, and comparisons take twice as long.
+    """
+    return jnp.isfinite(logits.sum(-1))
 
 
 def stopped(tokens: jax.Array, rows: SamplingRows) -> jax.Array:

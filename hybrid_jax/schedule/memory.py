@@ -359,10 +359,14 @@ class Memory:
     def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
         """Takes all that a sequence holds. What can be reused goes to the tree, and the rest back to the pools.
 
+        Nothing can be reused of what a damaged sequence has computed.
+
         Args:
             for_good: the sequence ends; otherwise it will wait again.
         """
-        node = self.publish(sequence)
+        node = None if sequence.damaged else self.publish(sequence)
+        if sequence.damaged and self.tree is not None:
+            self.tree.drop_path(sequence.prompt, sequence.request.num_cached_tokens)
         if for_good and self.history is not None:
             self.history.ended(sequence, node)
         self.holds.release_frames(sequence.pages)

@@ -24,6 +24,8 @@ class Row:
         num_tokens: how many tokens it feeds at most that it has drawn itself; 0 for a chunk of a prompt and for a fork.
         new_tokens: the tokens that it drew, up to a stop token.
         new_logprobs: one `TokenLogprobs` for each of them if asked for, else empty.
+        not_finite: the model's numbers for it were NaN or infinite, so there is no token, or what is reported of it
+            means nothing.
     """
 
     sequence: Sequence = field(repr=False)
@@ -32,6 +34,7 @@ class Row:
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     new_tokens: list[int] = field(default_factory=list, init=False)
     new_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    not_finite: bool = field(default=False, init=False)
     samples = True
     num_tokens = 0
 

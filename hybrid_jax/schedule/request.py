@@ -58,7 +58,8 @@ class Request:
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
         drafts: counts of the drafts that were judged.
-        finish_reason: None while it runs, then "stop", "length" or "abort".
+        finish_reason: None while it runs, then "stop", "length", "abort", or "error" if the model's numbers for it were
+            not finite.
         stop_reason: the stop token id that ended it, if that is not one of the model's own.
         packed: int32[n] its sampling parameters as steps read them; None until a step has packed them.
     """

@@ -160,11 +160,8 @@ class Scheduler:
             self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)
             self._leave(sequence)
-        elif sequence.num_flights == 0:
-            self._finish(sequence)
         else:
-            self.memory.withdraw(sequence)
-            sequence.phase = Phase.STOPPING
+            self._stop(sequence)
         return True
 
     @property
@@ -264,6 +261,14 @@ class Scheduler:
         self.seats.leave(sequence)
         self._leave(sequence)
 
+    def _stop(self, sequence: Sequence) -> None:
+        """Takes a running sequence out as soon as no plan in flight names it."""
+        if sequence.num_flights == 0:
+            self._finish(sequence)
+        else:
+            self.memory.withdraw(sequence)
+            sequence.phase = Phase.STOPPING
+
     def _leave(self, sequence: Sequence) -> None:
         sequence.phase = Phase.DONE
         if self.pace.drafter is not None:
@@ -302,7 +307,7 @@ class Scheduler:
     def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
         sequence, tokens = row.sequence, row.new_tokens
         most = 0 if sequence.stopped else row.most_tokens
-        least = min(1, most)
+        least = 0 if row.not_finite else min(1, most)
         if not least <= len(tokens) <= most:
             raise ValueError(
                 f"Scheduler: request {sequence.owner!r} must bring {least} to {most} tokens, got {tokens}"
@@ -315,6 +320,8 @@ class Scheduler:
             self.pace.learn(sequence, row.verified)
         if tokens:
             self._accept(news, row)
+        if row.not_finite:
+            self._fail(news, row)
 
     def _accept(self, news: dict[Sequence, NewTokens], row: Row) -> None:
         """Appends new tokens and ends the sequence at a stop token or its limit."""
@@ -326,6 +333,18 @@ class Scheduler:
         sequence.report(entry, row.new_tokens, row.new_logprobs)
         if entry.finished:
             self._finish(sequence)
+
+    def _fail(self, news: dict[Sequence, NewTokens], row: Row) -> None:
+        """Ends a sequence whose numbers are not finite. What it computed is of no use to anybody."""
+        sequence = row.sequence
+        sequence.damaged = True
+        if sequence.phase not in (Phase.PREFILL, Phase.DECODE):
+            return
+        # The device has stopped the row only where it could draw no token.
+        sequence.stopped |= isinstance(row, DecodeRow) or (row.samples and not row.new_tokens)
+        sequence.request.finish_reason = "error"
+        news.setdefault(sequence, NewTokens(request=sequence.request)).finished = True
+        self._stop(sequence)
 
     # --- starting over --------------------------------------------------------------------------
 

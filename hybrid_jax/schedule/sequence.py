@@ -48,6 +48,7 @@ class Sequence:
         copies: page copies that its first chunk makes, with a hold on each source until then.
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
+        damaged: the model's numbers for it were not finite.
         end_node: the end of its prompt in the prefix tree, as long as the prompt is announced and not computed.
         expected: it waits, so the tree tries to keep what it will use.
         waits_for: the promised node that it waits for.
@@ -75,6 +76,7 @@ class Sequence:
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     num_flights: int = 0
     stopped: bool = False
+    damaged: bool = False
     end_node: Node | None = None
     expected: bool = False
     waits_for: Node | None = None

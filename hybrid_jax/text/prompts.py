@@ -47,12 +47,24 @@ def read_prompts(prompts: Prompts, tokenizer: Tokenizer | None, *, vocab_size: i
         ValueError: a prompt is malformed, empty or not valid Unicode, has an id outside the vocabulary or a breakpoint
             outside the prompt, or is text while there is no tokenizer. The message names its index.
     """
+    return [
+        read_prompt(index, prompt, tokenizer, vocab_size)
+        for index, prompt in enumerate(several_prompts(prompts))
+    ]
+
+
+def several_prompts(prompts: Any) -> list[Any]:
+    """One prompt as a list of one, several as a list, unread.
+
+    Raises:
+        ValueError: it is neither.
+    """
     listed = listed_prompts(prompts)
     if listed is None:
         raise ValueError(
             f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
         )
-    return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(listed)]
+    return listed
 
 
 def listed_prompts(prompts: Any) -> list[Any] | None:
@@ -78,7 +90,10 @@ def check_unicode(where: str, text: str) -> None:
         ) from None
 
 
-def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
+def read_prompt(
+    index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int
+) -> Prompt:
+    """Makes a `Prompt` of one prompt; see `read_prompts`. Messages name its index."""
     where = f"prompt {index}"
     if isinstance(prompt, Prompt):
         return _of_ids(where, prompt.token_ids, prompt.cache_breakpoints, vocab_size, prompt.text)

@@ -216,6 +216,17 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.found(tokens) < len(tokens)
             self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
 
+    @rule(tokens=prompts, keep=st.integers(0, 8))
+    def drop_path(self, tokens, keep):
+        self.tree.drop_path(np.array(tokens), keep * GRAIN)
+        lost = {p for p in self.resumable if self.found(p) != len(p)}
+        for (
+            prefix
+        ) in lost:  # it shares what comes after the kept part with the path, or hangs on it
+            assert common(prefix, tokens) > keep * GRAIN or len(prefix) > keep * GRAIN
+            assert prefix[: keep * GRAIN] == tokens[: keep * GRAIN]
+        self.resumable -= lost
+
     @rule()
     def reset(self):
         self.tree.reset()

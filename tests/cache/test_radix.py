@@ -295,6 +295,22 @@ def test_a_model_without_attention_caches_checkpoints_alone():
     pools.check()
 
 
+def test_a_dropped_path_goes_up_to_what_is_kept_or_shared():
+    pools = Pools()
+    for tokens in (seq((0, 16)), seq((0, 48)), seq((0, 32), (100, 16))):
+        pools.insert(tokens)
+    pools.tree.drop_path(seq((0, 48), (200, 4)), 16)
+    assert pools.match(seq((0, 49))).hit_len == 16
+    assert pools.match(seq((0, 32), (100, 17))).hit_len == 48
+    pools.tree.drop_path(seq((0, 32), (100, 16)), 16)
+    assert pools.match(seq((0, 32), (100, 17))).hit_len == 16
+    pools.tree.drop_path(seq((0, 16)), 0)
+    assert pools.match(seq((0, 17))).hit_len == 0
+    pools.tree.drop_path(seq((5, 9)), 0)
+    pools.tree.check_invariants()
+    assert pools.frames.num_held == 0
+
+
 def test_reset_releases_everything():
     pools = Pools(page_tokens=64)
     pools.insert(seq((0, 24)))

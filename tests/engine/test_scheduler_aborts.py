@@ -1,9 +1,13 @@
-"""Requests aborted at any moment, and a dispatch that fails: the others go on, nothing is left behind."""
+"""Requests that end early, and a dispatch that fails: the others go on, nothing is left behind."""
 
 import random
 
-from tests.engine.simulated_device import plain_loop
-from tests.engine.simulated_engine import Engine, tokens_of
+import pytest
+
+from tests.engine.simulated_device import SimulatedDevice, plain_loop
+from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
+
+DAMAGED = 49  # a token from which on the numbers of a sequence are not finite
 
 
 def test_siblings_whose_first_one_is_aborted_compute_their_prompt_themselves():
@@ -74,4 +78,61 @@ def test_an_abort_while_a_fold_is_in_flight_leaves_no_wrong_checkpoint():
     again = engine.add(first.prompt + output)
     engine.run()
     assert again.num_cached_tokens >= 160
+    engine.check()
+
+
+class DamagedDevice(SimulatedDevice):
+    """Draws nothing after the damaged token."""
+
+    def _prefill(self, rows):
+        super()._prefill(rows)
+        self._judge([row for row in rows if row.samples])
+
+    def _fork(self, plan):
+        super()._fork(plan)
+        self._judge(plan.forks)
+
+    def _judge(self, rows):
+        for row in rows:
+            if DAMAGED in row.sequence.prompt:
+                row.new_tokens, row.not_finite = [], True
+                self.rings[row.row].token = -1
+
+    def _step(self, row, ring):
+        fed, token = ring.token, super()._step(row, ring)
+        if fed != DAMAGED:
+            return token
+        row.not_finite, ring.token = True, -1
+        return None
+
+    def _decode(self, plan):
+        super()._decode(plan)
+        for row in plan.decode:
+            row.new_tokens = [token for token in row.new_tokens if token is not None]
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "attention"])
+@pytest.mark.parametrize("seed", range(3))
+def test_sequences_that_are_not_finite_end_alone(seed, kind):
+    rng = random.Random(seed)
+    engine = Engine.make(num_frames=120, geometry=make_geometry(kind=kind))
+    engine.device.__class__ = DamagedDevice
+    shared = tokens_of(rng, 100, vocab=DAMAGED)
+    for _ in range(24):
+        prompt = shared[: rng.randrange(1, 100)] + tokens_of(rng, rng.randrange(1, 90), vocab=50)
+        engine.add_siblings(rng.choice([1, 1, 3]), prompt, max_tokens=rng.randrange(1, 60))
+        for _ in range(rng.randrange(3)):
+            engine.step()
+    engine.run()
+    for request in engine.requests.values():
+        fed = request.prompt + plain_loop(
+            request.prompt, vocab=50, stop_ids=request.stop_ids, limit=len(request.prompt) + request.max_tokens
+        )[:-1]  # fmt: skip
+        assert (request.finish_reason == "error") == (DAMAGED in fed)
+        if DAMAGED in fed:
+            assert len(request.prompt + request.output) == max(
+                len(request.prompt), fed.index(DAMAGED) + 1
+            )
+    ends = [request.finish_reason for request in engine.requests.values()]
+    assert 3 < ends.count("error") < len(ends) - 3
     engine.check()

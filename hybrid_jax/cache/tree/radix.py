@@ -370,6 +370,21 @@ class RadixTree(SpanTree):
         self.drop_checkpoint(node)
         return True
 
+    def drop_path(self, tokens: np.ndarray, keep: int) -> None:
+        """Gives up what is cached of a prefix after its first `keep` tokens, as far as nothing else hangs on it.
+
+        Args:
+            tokens: int32[n] the prefix.
+            keep: how many of its first tokens are left alone.
+        """
+        while True:
+            node = self.match(tokens).reached
+            while not node.cached:
+                node = node.above
+            if node.end <= keep or node.num_cached_children or node.pins:
+                return
+            self.drop_all(node)
+
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""
         self.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.engine.sampling import NOT_FINITE, Sampled
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.schedule.request import TokenLogprobs
@@ -213,8 +214,10 @@ class StepKind(abc.ABC):
         sampled, prompt = results.sampled, results.prompt
         for index, row in enumerate(rows):
             line = self.line(row, index)
-            drawn = [place for place in self.drawn_at(row, line) if sampled.tokens[place] >= 0]
+            places = self.drawn_at(row, line)
+            drawn = [place for place in places if sampled.tokens[place] >= 0]
             row.new_tokens = [int(sampled.tokens[place]) for place in drawn]
+            row.not_finite = any(sampled.tokens[place] == NOT_FINITE for place in places)
             count = row.request.params.logprobs
             if count is not None:
                 row.new_logprobs = [logprobs_at(sampled, place, count) for place in drawn]
@@ -222,11 +225,14 @@ class StepKind(abc.ABC):
                 continue
             if results.pooled is not None and row.pooled:
                 row.hidden = np.asarray(results.pooled[line])
+                row.not_finite |= not np.isfinite(row.hidden).all()
             count = row.request.params.prompt_logprobs
             if prompt is not None and count is not None and row.reads:
                 known = min(len(row.tokens), len(row.request.prompt) - 1 - row.start)
                 places = [(line, offset) for offset in range(known)]
                 row.prompt_logprobs = [logprobs_at(prompt, place, count) for place in places]
+                read = row.prompt_logprobs[max(0, row.request.logprobs_from - 1 - row.start) :]
+                row.not_finite |= not all(math.isfinite(entry.logprob) for entry in read)
 
 
 def logprobs_at(sampled: Sampled, place: tuple[int, ...], count: int) -> TokenLogprobs:
