@@ -32,6 +32,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "waits": "times a request waited for a checkpoint that another one was computing",
         "restarts": "times the engine lost its device memory and started all requests again",
         "num_traces": "programs traced, to be compiled",
+        "compile_s": "seconds in which the engine waited for the compiler, or for programs to load",
     },
     "Memory": {
         "memory_bytes": "bytes of arena, rings and tables",

@@ -29,7 +29,7 @@ def memory(watch: Watch, ax: Axes | None = None) -> Axes:
         watch: samples of an engine. ax: where to draw; None for new axes.
     """
     _check_watch("memory", watch)
-    ax = _axes(ax, "frames of the arena", "seconds")
+    ax = _axes(ax, "frames of the arena", _seconds(watch))
     of = {name: np.array(watch.column(name)) for name in ("page_frames", "checkpoint_frames")}
     cached_pages = np.array(watch.column("cached_page_frames"))
     cached_states = np.array(watch.column("cached_frames")) - cached_pages
@@ -41,7 +41,7 @@ def memory(watch: Watch, ax: Axes | None = None) -> Axes:
         "states, cached": (cached_states, CACHED_STATES),
     }
     ax.stackplot(
-        watch.seconds,
+        watch.working_seconds,
         *(values for values, _ in parts.values()),
         labels=list(parts),
         colors=[colour for _, colour in parts.values()],
@@ -60,13 +60,13 @@ def hit_rate(watch: Watch, ax: Axes | None = None) -> Axes:
         watch: samples of an engine. ax: where to draw; None for new axes.
     """
     _check_watch("hit_rate", watch)
-    ax = _axes(ax, "share of prompt tokens", "seconds")
+    ax = _axes(ax, "share of prompt tokens", _seconds(watch))
     looked, hit = (
         np.array(watch.column(name)) for name in ("cache_lookup_tokens", "cache_hit_tokens")
     )
     looked, hit = looked - looked[0], hit - hit[0]
     rate = np.divide(hit, looked, out=np.zeros_like(hit), where=looked > 0)
-    ax.step(watch.seconds, rate, where="post", color=GREEN, label="from the prefix cache")
+    ax.step(watch.working_seconds, rate, where="post", color=GREEN, label="from the prefix cache")
     ax.set_ylim(0, 1)
     ax.legend(loc="upper left", frameon=False, fontsize="small")
     return ax
@@ -139,6 +139,8 @@ def tree(llm: LLM, ax: Axes | None = None) -> Axes:
 def requests(outputs: Sequence[RequestOutput], ax: Axes | None = None) -> Axes:
     """When each request waited or read its prompt, and when it wrote: one line each, first come first.
 
+    The time in which the engine compiled is grey. Of each part of a line it is shown first.
+
     Args:
         outputs: what `generate` returned, of one call or of several. ax: where to draw; None for new axes.
     """
@@ -150,13 +152,26 @@ def requests(outputs: Sequence[RequestOutput], ax: Axes | None = None) -> Axes:
         begun = metrics.arrival_time - start
         first = (metrics.first_token_time or metrics.finished_time) - start
         end = metrics.finished_time - start
-        ax.barh(line, first - begun, left=begun, color=ORANGE, height=0.8)
-        ax.barh(line, end - first, left=first, color=BLUE, height=0.8)
+        before = metrics.first_token_compile_s
+        for left, right, compiling, colour in (
+            (begun, first, before, ORANGE),
+            (first, end, metrics.compile_s - before, BLUE),
+        ):
+            compiling = min(compiling, right - left)
+            ax.barh(line, compiling, left=left, color=GREY, height=0.8)
+            ax.barh(line, right - left - compiling, left=left + compiling, color=colour, height=0.8)
     ax.set_yticks(range(len(ordered)), [output.request_id for output in ordered])
     ax.set_ylim(max(len(ordered), 1) - 0.4, -0.6)
     waits = Patch(color=ORANGE, label="waits, or reads its prompt")
-    _legend_above(ax, ncols=2, handles=[waits, Patch(color=BLUE, label="writes")])
+    writes, compiles = Patch(color=BLUE, label="writes"), Patch(color=GREY, label="compiling")
+    _legend_above(ax, ncols=3, handles=[waits, writes, compiles])
     return ax
+
+
+def _seconds(watch: Watch) -> str:
+    """What the axis of `Watch.working_seconds` says."""
+    compiled = watch.seconds[-1] - watch.working_seconds[-1]
+    return "seconds" + f", without {compiled:.0f} s of compiling" * (compiled >= 0.5)
 
 
 def _check_watch(picture: str, given: Any) -> None:

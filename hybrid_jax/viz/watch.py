@@ -73,6 +73,12 @@ class Watch:
             raise self._error
         self._note()
 
+    @property
+    def working_seconds(self) -> list[float]:
+        """When each sample was taken, with the time left out in which the engine waited for the compiler."""
+        compiling = self.column("compile_s")
+        return [t - (c - compiling[0]) for t, c in zip(self.seconds, compiling, strict=True)]
+
     def column(self, name: str) -> list[float]:
         """One number of every sample.
 

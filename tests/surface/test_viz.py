@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hybrid_jax import SamplingParams, viz
+from hybrid_jax.api.outputs import RequestMetrics, RequestOutput
+from hybrid_jax.api.stats import Stats
 from tests.surface.conftest import HEAD, tiny_llm
 
 matplotlib.use("Agg")
@@ -65,10 +67,34 @@ def test_the_hit_rate_ends_where_the_counters_do(watched):
 def test_requests_are_lines_from_arrival_to_end(watched):
     _, outputs = watched
     ax = viz.requests(outputs)
-    assert len(ax.patches) == 2 * len(outputs)
+    assert len(ax.patches) == 4 * len(outputs)
     ends = max(patch.get_x() + patch.get_width() for patch in ax.patches)
     arrived = min(output.metrics.arrival_time for output in outputs)
     assert ends == pytest.approx(max(output.metrics.finished_time for output in outputs) - arrived)
+
+
+def test_compiling_is_grey_in_lines_and_left_out_of_axes():
+    times = {"arrival_time": 3.0, "first_token_time": 9.0, "finished_time": 11.0}
+    metrics = RequestMetrics(**times, compile_s=5.5, first_token_compile_s=5.0)
+    output = RequestOutput(
+        request_id="0", prompt="a", prompt_token_ids=(97,), outputs=(), metrics=metrics
+    )
+    bars = viz.requests([output]).patches
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [
+        *((0.0, 5.0), (5.0, 1.0)),  # of six seconds before the first token
+        *((6.0, 0.5), (6.5, 1.5)),
+    ]
+    assert bars[0].get_facecolor() == bars[2].get_facecolor() != bars[1].get_facecolor()
+    watch = viz.Watch(None)
+    watch.seconds = [0.0, 4.0, 64.0, 65.0]
+    numbers = {"num_frames": 9, "page_frames": 1, "checkpoint_frames": 1, "cached_frames": 0}
+    numbers |= {"cached_page_frames": 0, "cache_lookup_tokens": 4, "cache_hit_tokens": 2}
+    watch.samples = [Stats(numbers, compile_s=s) for s in (7.0, 7.0, 66.0, 66.0)]
+    assert watch.working_seconds == [0.0, 4.0, 5.0, 6.0]
+    for picture in (viz.memory, viz.hit_rate):
+        ax = picture(watch)
+        assert ax.get_xlabel() == "seconds, without 59 s of compiling"
+        assert ax.dataLim.x1 == pytest.approx(6.0)
 
 
 def test_the_tree_has_a_bar_for_each_node(bundled, watched):
