@@ -192,7 +192,7 @@ def load_columns(
 
 
 def _made(h: jax.Array, mixed: jax.Array | None, model: Model) -> list[jax.Array]:
-    """What exists once all layers have read. Without `mixed`, nothing would wait for the layers that draft."""
+    """Arrays whose existence proves that every layer has done its reads; `mixed` stands for the drafting layers."""
     return [h] if model.config.drafting is None or mixed is None else [h, mixed]
 
 

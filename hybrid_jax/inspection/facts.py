@@ -277,10 +277,17 @@ def _shares(
 ) -> list[dict[str, int]]:
     """Where the device's memory goes if as many sequences of one length run as fit, for some lengths.
 
-    tokens is the length of each sequence, and rows how many there are. The bytes add up to all of the memory. They are
-    those of the weights, of the sequences (frames for KV and a checkpoint each), of the rows (rings, logits and the
-    like, and the tables), of the temporaries, of frames left for cached prefixes, those that nothing takes, and those
-    that jax leaves to CUDA, which are 0 on a host.
+    Returns:
+        For each length, numbers by name. The bytes add up to all of the memory.
+
+        - tokens, rows: the length of each sequence, and how many there are.
+        - weight_bytes: the weights.
+        - sequence_bytes: frames of the sequences, for KV and a checkpoint each.
+        - row_bytes: rings, logits and the like, and tables.
+        - temporary_bytes: what the layers of a step hold.
+        - cache_bytes: frames left for cached prefixes.
+        - free_bytes: what nothing takes.
+        - reserved_bytes: what jax leaves to CUDA; 0 on a host.
     """
     shares, has = [], device.num_bytes or 0
     for tokens in _lengths(sizes.max_model_len):

@@ -50,7 +50,8 @@ class Drafting(Protocol):
 
         Args:
             tokens: int32[B, T]. valid: as for `decoder.walk`; `mix` numbers all layers.
-            before: if it takes hidden states, [B, T, D] that before each token, after the last norm.
+            before: [B, T, D], for each token the normed hidden state of the token before it; None unless these layers
+                take hidden states.
 
         Returns:
             [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.

@@ -123,8 +123,8 @@ class DecodeRow(Row):
     """Up to `num_tokens` new tokens of one row. They start at the committed length, which the device knows.
 
     Attributes:
-        position: the most tokens that the row may have when the plan starts. It has fewer if a plan in flight brings
-            fewer than it may.
+        position: upper bound of the row's length when the plan starts. The true length is known once earlier plans are
+            received.
         checkpoint: where the row's checkpoint stood after the plans received.
         read_slot: slot of that checkpoint; 0 if checkpoint is 0.
         fold_slot: slot of every later checkpoint of the row, into which its ring folds when it is full. 0 if that

@@ -77,7 +77,7 @@ class Tile:
     """What a program works on: `width` channels of one head, in chunks of tokens.
 
     Attributes:
-        records: sizes. B, C: columns where these begin in their arrays, which may be that of x.
+        records: sizes. B, C: the first column of each in the array that it lies in, which may be x's.
         per_frame: whole heads in a frame.
         first_frame: where the layer's begin among a row's frames.
         unit: program of the grid's second axis, known inside a kernel.
