@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -317,3 +317,13 @@ def covering(cases: Sequence[Sequence[Hashable]]) -> list[int]:
         left.difference_update(values)
         pairs.update(combinations(values, 2))
     return sorted(picked)
+
+
+def drawn(cases: Iterable[Sequence[Hashable]]) -> list:
+    """Cases as `pytest.mark.parametrize` takes them: few in which every value occurs, the rest for `make test-all`."""
+    cases = list(cases)
+    few = set(covering(cases))
+    return [
+        pytest.param(*case, marks=() if place in few else left_to_all)
+        for place, case in enumerate(cases)
+    ]

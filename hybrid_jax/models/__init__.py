@@ -34,6 +34,11 @@ def config_from_hf(values: dict) -> ModelConfig:
         (64, 128)
     """
     name = values.get("model_type")
+    if name is None and {"d_model", "n_layer"} <= values.keys():
+        raise ValueError(
+            "config.json has d_model, n_layer and no model_type: the layout of the original code of Mamba; fetch the "
+            "model in the layout of transformers, whose name usually ends in -hf"
+        )
     if name is None:
         raise ValueError(
             f"model_type is missing in config.json; it must be one of {', '.join(FAMILIES)}"

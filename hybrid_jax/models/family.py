@@ -14,6 +14,7 @@ from hybrid_jax.kinds.tensors import stored, under
 from hybrid_jax.models.hf_config import HFConfig
 
 ROTATION = r"\.rotary_emb\.inv_freq$"  # of old files: what config.json says too
+HEAD = "lm_head.weight"
 MTP = "mtp."  # what the names of all tensors of a head for multi-token prediction begin with
 MTP_LAYERS = f"{MTP}layers"  # what stands before the number of a layer of the head
 # Tensors of a head, but for its layers, in the layout that Qwen began.
@@ -69,6 +70,11 @@ class Family:
     mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
     mtp_names: Names = field(default_factory=dict)
 
+    @property
+    def root(self) -> str:
+        """What the names of all tensors of the backbone begin with."""
+        return self.embed.partition(".")[0] + "."
+
     def of(self, fields: HFConfig) -> Family:
         """The family of one model, by its config.json."""
         return self if self.of_config is None else self.of_config(fields)
@@ -83,7 +89,7 @@ class Family:
             "embed": self.embed,
             "layers": self._layers(self.layers, config.layers),
             "norm": self.norm,
-            "head": "lm_head.weight",
+            "head": HEAD,
             "mtp": self._head(config.mtp),
         }
         if self.cut is not None:

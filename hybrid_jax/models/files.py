@@ -78,6 +78,8 @@ def model_folder(path: str | Path, where: str = "load_model") -> Path:
     folder = here_or_packed(path, where)
     if not folder.is_dir():
         what = "is a file, not a directory" if folder.exists() else "does not exist"
+        if folder.suffix == ".gguf" and folder.exists():
+            what = f"is a file of llama.cpp, which is not read; {FETCH_ORIGINAL}"
         if str(path) in known_names():
             what = "is known by its sizes alone, without weights"
         named = path if "://" in str(path) else folder  # a Path writes an address with one slash

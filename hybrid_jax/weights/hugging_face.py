@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.kinds.tensors import Rows, Stored
+from hybrid_jax.kinds.tensors import Part, Rows, Stored
 from hybrid_jax.models import FAMILIES, Family
-from hybrid_jax.models.family import MTP, NO_HEAD
+from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
 from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
 from hybrid_jax.models.hf_config import HFConfig
-from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
+from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
+from hybrid_jax.weights.names import Spelling, nearest, spellings
+from hybrid_jax.weights.recognize import recognized
+from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_file, read_tensors
 
+LOG = logging.getLogger("hybrid_jax.files")
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"
-# Tensors of quantised weights, as the usual tools call them.
-SCALES = r"\.(weight_scale(_inv)?|input_scale|qweight|qzeros|scales|absmax|quant_state.*)$"
-UNQUANTISED = (
-    "they belong to quantised weights, which are not supported: fetch an unquantised checkpoint"
-)
 OTHER_HEAD = (
     "they belong to a head for multi-token prediction with more parts than the one that is supported; "
     + NO_HEAD
 )
+# Tensors in layers that follow from config.json, belong to a training, or count only for values of 8 bits.
+BUFFERS = (
+    r"(\.rotary_emb\.\w+|\._extra_state|\.(masked_bias|position_ids|num_batches_tracked)|attn\.bias"
+    r"|\.(exp_avg|exp_avg_sq|momentum_buffer)"
+    r"|\.(q|k|v|kv|prob|q_proj\.q|k_proj\.k|v_proj\.v)_(scale|zero_point))$"
+)
 SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
+
+
+class Arranged(NamedTuple):
+    """A checkpoint that has all that a model needs.
+
+    Attributes:
+        config: with what only the tensors tell.
+        tree: a `Stored` at each leaf.
+        tensors: by the names in it.
+    """
+
+    config: ModelConfig
+    tree: dict
+    tensors: dict[str, StoredTensor]
 
 
 def load_hf(
@@ -37,15 +59,16 @@ def load_hf(
 ) -> tuple[ModelConfig, dict]:
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""
-    family = family_of(folder, config)
-    tensors = {family.canonical(tensor.name): tensor for tensor in read_tensors(folder)}
-    config = _settle_head(config, family, tensors)
-    tree = family.stored(config, tensors)
-    _check(tree, family, tensors, config, folder)
-    stored_dtype = str(tensors[family.embed].array().dtype)
-    config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
+    config, tree, tensors = _find(folder, config)
     parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]
-    total = sum(tensors[name].data.nbytes for name in parts if name in tensors)
+    sizes: Counter[str] = Counter()
+    for name in parts:
+        if name in tensors:
+            sizes[tensors[name].dtype] += tensors[name].data.nbytes
+    config = replace(
+        config, dtype=(most_bytes(sizes) or config.dtype) if dtype == "auto" else dtype
+    )
+    total = sizes.total()
     done = 0
     progress(done, total)
 
@@ -67,61 +90,218 @@ def family_of(folder: Path, config: ModelConfig) -> Family:
     return FAMILIES[config.family].of(HFConfig(read_json(folder / CONFIG_FILE), config.family))
 
 
+def _find(folder: Path, config: ModelConfig) -> Arranged:
+    """The tensors of a directory, from model.safetensors if that is whole, else from the shards of an index.
+
+    Raises:
+        As `load_model`.
+    """
+    family = family_of(folder, config)
+    first, *rest = find_weight_files(folder)
+    try:
+        found = _arrange(first, family, config, folder)
+    except (ValueError, NotImplementedError) as error:
+        for other in rest:
+            try:
+                found = _arrange(other, family, config, folder)
+            except (ValueError, NotImplementedError) as second:
+                raise type(second)(
+                    f"{second} (read as {other.name} says; {first.name} beside it does not fit either)"
+                ) from error
+            LOG.warning("%s: %s beside %s is left out: %s", folder, first.name, other.name, error)
+            return found
+        raise
+    if rest:
+        LOG.warning("%s: %s is read; %s beside it is left out", folder, first.name, rest[0].name)
+    return found
+
+
+def _arrange(files: WeightFiles, family: Family, config: ModelConfig, folder: Path) -> Arranged:
+    """Reads the names of all tensors, and finds the spelling in which they make the model.
+
+    Raises:
+        As `load_model`.
+    """
+    raw = {tensor.name: tensor for tensor in read_tensors(files)}
+    elsewhere = [name for name in files.places if name not in raw]
+    ways: list[tuple[int, str, Arranged, Spelling]] = []
+    for prefix, spelling in spellings((*raw, *elsewhere), family):
+        tensors = {spelling[name]: tensor for name, tensor in raw.items()}
+        settled = _settle_head(config, family, tensors)
+        tree = _as_turned(family.stored(settled, tensors), tensors)
+        lacks = sum(name not in tensors and not family.may_lack(name) for name in _parts(tree))
+        ways.append((lacks, prefix, Arranged(settled, tree, tensors), spelling))
+        if not lacks and not prefix:
+            break  # the names are as they should be
+    whole = [prefix for lacks, prefix, *_ in ways if not lacks]
+    if len(whole) > 1:
+        raise ValueError(
+            f"load_model: {folder} has several models of this kind, whose tensors begin with {', '.join(whole)}; leave "
+            "one in its files"
+        )
+    _, prefix, found, spelling = min(ways, key=lambda way: way[0])
+    if prefix not in ("", family.root):
+        LOG.info("%s: names of tensors are read without %s", folder, prefix)
+    absent = {spelling[name]: (name, files.places[name]) for name in elsewhere}
+    _check(found, family, folder, files, absent)
+    return found
+
+
+def _parts(tree: dict) -> dict[str, Part]:
+    """What a tree is made from, by the names of the tensors."""
+    return {part.name: part for leaf in jax.tree.leaves(tree) for part in leaf.parts}
+
+
+def _as_turned(tree: dict, tensors: dict[str, StoredTensor]) -> dict:
+    """The tree for files whose fused experts are stored as [E, in, out]; as it is for [E, out, in].
+
+    Where a matrix is square, the others tell.
+    """
+
+    def fused(leaf: Stored) -> bool:
+        return leaf.layout == "linear" and len(leaf.parts[0].shape) == 3
+
+    def turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0], shape[2], shape[1])
+
+    def turn(leaf: Stored) -> Stored:
+        if not fused(leaf):
+            return leaf
+        parts = tuple(replace(part, shape=turned(part.shape)) for part in leaf.parts)
+        return replace(leaf, layout="same", parts=parts)
+
+    stored = [
+        (part.shape, tensors[part.name].shape)
+        for leaf in jax.tree.leaves(tree)
+        if fused(leaf)
+        for part in leaf.parts
+        if part.name in tensors
+    ]
+    unequal = [pair for pair in stored if pair[0] != turned(pair[0])]
+    if unequal and all(there == turned(shape) for shape, there in unequal):
+        return jax.tree.map(turn, tree)
+    return tree
+
+
 def _settle_head(
     config: ModelConfig, family: Family, tensors: dict[str, StoredTensor]
 ) -> ModelConfig:
-    """Tied weights that a file stores twice are dropped when equal; different ones are both used."""
-    head, embed = tensors.get("lm_head.weight"), tensors.get(family.embed)
-    if not config.tie_embeddings or head is None or embed is None:
+    """Tied weights that a file stores twice are dropped when equal; different ones are both used.
+
+    A file may also store them as the head alone.
+    """
+    head, embed = tensors.get(HEAD), tensors.get(family.embed)
+    if not config.tie_embeddings or head is None:
+        return config
+    if embed is None:
+        tensors[family.embed] = tensors.pop(HEAD)
         return config
     same = (embed.dtype, embed.shape) == (head.dtype, head.shape)
     if same and all(
         np.array_equal(embed.data[start : start + PIECE], head.data[start : start + PIECE])
         for start in range(0, embed.data.size, PIECE)
     ):
-        del tensors["lm_head.weight"]
+        del tensors[HEAD]
         return config
     return replace(config, tie_embeddings=False)
 
 
 def _check(
-    tree: dict, family: Family, tensors: dict[str, StoredTensor], config: ModelConfig, folder: Path
+    found: Arranged,
+    family: Family,
+    folder: Path,
+    files: WeightFiles,
+    absent: dict[str, tuple[str, Path]],
 ) -> None:
-    """Checks that every tensor is there, in the right shape, and that no tensor would be ignored silently."""
-    expected = set()
-    for leaf in jax.tree.leaves(tree):
-        for part in leaf.parts:
-            name, shape = part.name, part.shape
-            expected.add(name)
-            if name not in tensors:
-                if family.may_lack(name):
-                    continue
-                if name.startswith(MTP) and not any(other.startswith(MTP) for other in tensors):
-                    raise ValueError(
-                        f"load_model: {folder} has no head for multi-token prediction: tensor {name} {shape} is "
-                        f"missing from its safetensors files, as are all others of the head; {NO_HEAD}"
-                    )
-                raise ValueError(
-                    f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, "
-                    f"which a model of family {config.family} with this config.json has; {REMEDY}"
-                )
-            if tensors[name].shape != shape:
-                raise ValueError(
-                    f"load_model: tensor {tensors[name].name} of {tensors[name].file} has shape "
-                    f"{tensors[name].shape}, config.json makes it {shape}; {REMEDY}"
-                )
-            tensors[name].array()  # refuses quantised ones before anything is read
-    spare = [tensor.name for name, tensor in tensors.items() if name not in expected]
-    unexpected = sorted(name for name in spare if not family.ignores(name, config))
-    if unexpected:
-        some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
-        quantised = any(re.search(SCALES, name) for name in unexpected)
-        headed = bool(config.mtp) and all(name.startswith(MTP) for name in unexpected)
-        remedy = UNQUANTISED if quantised else OTHER_HEAD if headed else REMEDY
+    """Checks that every tensor is there, in the right shape, and that no tensor of a layer would be ignored.
+
+    Args:
+        absent: tensors that an index names and no file has: their names there, and the file in which it puts them.
+    """
+    config, tree, tensors = found
+    expected = _parts(tree)
+    missing = [name for name in expected if name not in tensors and not family.may_lack(name)]
+    wrong = [
+        name
+        for name, part in expected.items()
+        if name in tensors and tensors[name].shape != part.shape
+    ]
+    packed = [
+        name for name in expected if name in tensors and tensors[name].dtype not in ARRAY_DTYPES
+    ]
+    spare = sorted(
+        name for name in tensors if name not in expected and not family.ignores(name, config)
+    )
+    unknown = [name for name in spare if _matters(name, family)]
+    if missing or wrong or packed or unknown:
+        other = recognized(folder, expected, tensors)
+        if other is not None:
+            raise other
+    for name in absent:  # as the index has them
+        if name in missing:
+            stored_as, shard = absent[name]
+            read_file(shard)  # says what is wrong with a file that is not there
+            raise ValueError(
+                f"load_model: tensor {stored_as} is not in {shard.name}, where {folder / files.name} puts it"
+            )
+    if missing:
+        raise _lacks(missing[0], expected[missing[0]].shape, found, family, folder)
+    for name in wrong:
         raise ValueError(
-            f"load_model: {len(unexpected)} tensors of {folder} have no place in a model of family "
-            f"{config.family} with this config.json: {some}; {remedy}"
+            f"load_model: tensor {tensors[name].name} of {tensors[name].file} has shape {tensors[name].shape}, "
+            f"config.json makes it {expected[name].shape}; {REMEDY}"
         )
+    if unknown:
+        some = ", ".join(tensors[name].name for name in unknown[:3]) + ", ..." * (len(unknown) > 3)
+        headed = bool(config.mtp) and all(name.startswith(MTP) for name in unknown)
+        raise ValueError(
+            f"load_model: {len(unknown)} tensors of {folder} have no place in a model of family {config.family} with "
+            f"this config.json: {some}; {OTHER_HEAD if headed else REMEDY}"
+        )
+    if unread := [tensors[name].name for name in spare]:
+        some = ", ".join(unread[:3]) + ", ..." * (len(unread) > 3)
+        LOG.info(
+            "%s: %d tensors that the model does not use are left out: %s", folder, len(unread), some
+        )
+
+
+def _matters(name: str, family: Family) -> bool:
+    """Whether a tensor that nothing reads may be a part of the layers, whose results would be others with it.
+
+    Other parts of a model, such as a vision tower, a head that scores, or an optimizer, change nothing.
+    """
+    if re.search(BUFFERS, name):
+        return False
+    root, layers = re.escape(family.root), re.escape(family.layers)
+    if re.match(rf"{layers}\.\d+\.|{root}[a-z_]*(norm|embed)\w*\.|lm_head\.|{MTP}", name) is None:
+        return False
+    return not name.startswith(MTP) or family.mtp is not None
+
+
+def _lacks(
+    name: str, shape: tuple[int, ...], found: Arranged, family: Family, folder: Path
+) -> ValueError:
+    """The error for a tensor that is not there."""
+    config, _, tensors = found
+    expected = _parts(found.tree)
+    unused = [tensor.name for key, tensor in tensors.items() if key not in expected]
+    if name.startswith(MTP) and not any(other.startswith(MTP) for other in tensors):
+        return ValueError(
+            f"load_model: {folder} has no head for multi-token prediction: tensor {name} {shape} is missing from its "
+            f"safetensors files, as are all others of the head; {NO_HEAD}"
+        )
+    if name == HEAD and family.embed in tensors:
+        return ValueError(
+            f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, and its config.json "
+            f"does not tie it to the embedding {tensors[family.embed].name}; this model was saved without its head: "
+            "save the whole model (`AutoModelForCausalLM` in transformers)"
+        )
+    close = nearest(name, unused or [tensor.name for tensor in tensors.values()])
+    there = f"; the nearest name there is {close}" if close is not None else ""
+    return ValueError(
+        f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, which a model of family "
+        f"{config.family} with this config.json has{there}; {REMEDY}"
+    )
 
 
 def _names(leaf: Stored) -> list[str]:

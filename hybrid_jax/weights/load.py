@@ -20,6 +20,7 @@ from hybrid_jax.models.files import (
     model_or_bundled,
     stored_cut,
 )
+from hybrid_jax.models.weight_files import stored_dtype
 from hybrid_jax.weights.cut import add_cut
 from hybrid_jax.weights.hugging_face import family_of, load_hf
 from hybrid_jax.weights.orbax import load_orbax
@@ -38,10 +39,10 @@ def load_model(
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
 
     Args:
-        path: a directory with config.json and model.safetensors (or its shards and their index), an orbax directory,
-            or a directory with what a model with a cut changes of another one; None for the bundled model.
-        dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
-            router's correction bias are float32 always.
+        path: a directory with config.json and safetensors files, an orbax directory, or a directory with what a model
+            with a cut changes of another one; None for the bundled model.
+        dtype: of the parameters; "auto" takes the one in which most of their bytes are stored, and float32 for
+            float64. A_log, D, dt_bias and the router's correction bias are float32 always.
         mtp: also read the head for multi-token prediction, into params["mtp"].
         exit_head: also read the head on the model's cut, into params["exit"].
         progress: called with (bytes done, bytes in all) as the parameters arrive.
@@ -55,7 +56,8 @@ def load_model(
         ValueError: an unknown family, a missing or malformed field, a truncated file, a missing,
             unexpected or wrongly shaped tensor, or NaN in a vector or among 1024 values of a matrix of a
             Hugging Face checkpoint.
-        NotImplementedError: a field or a stored dtype that is not supported.
+        NotImplementedError: a field that is not supported, quantised weights, an adapter, or the layout of another
+            program.
 
     Example:
         >>> config, params = load_model()
@@ -188,7 +190,7 @@ def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfi
 
 
 def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False) -> ModelConfig:
-    """The config of a model directory, of either kind; reads no weights.
+    """The config of a model directory, of either kind; of weights it reads only in which dtype most bytes are.
 
     Args:
         path, mtp, exit_head: as in `load_model`.
@@ -224,6 +226,8 @@ def _refuse_exit(folder: Path, exit_head: bool) -> None:
 def _plain_config(folder: Path, mtp: bool) -> ModelConfig:
     """The config of a model without a cut of its own."""
     config = config_of(folder)
+    if not (folder / STORED_CONFIG_FILE).is_file():
+        config = replace(config, dtype=stored_dtype(folder) or config.dtype)
     if not mtp:
         return replace(config, mtp=())
     return config if config.mtp else replace(config, mtp=_mtp_layers(folder, config))

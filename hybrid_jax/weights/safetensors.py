@@ -17,15 +17,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hybrid_jax.models.files import CheckpointNotFound, read_json
+from hybrid_jax.config.model_directory import dangling, pointer
+from hybrid_jax.models.files import CheckpointNotFound
+from hybrid_jax.models.weight_files import WeightFiles
 
-OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")  # of weights that may lie there instead
 ARRAY_DTYPES = {
+    "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-LFS_POINTER = b"version https://git-lfs"
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 
 
@@ -62,44 +63,32 @@ class StoredTensor:
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
 
 
-def read_tensors(folder: Path) -> Iterator[StoredTensor]:
-    """Every tensor of model.safetensors, or of the shards its index names."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        yield from read_file(single).values()
-        return
-    if not index.is_file():
-        others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_FORMATS)
-        remedy = f"convert {others[0]} to safetensors first" if others else "fetch the weights too"
-        raise CheckpointNotFound(
-            f"load_model: {folder} has no {single.name} and no {index.name}; {remedy}"
-        )
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise ValueError(f"load_model: {index} has no weight_map")
-    shards = {}
-    for name, shard in places.items():
-        if shard not in shards:
-            shards[shard] = read_file(folder / shard)
-        if name not in shards[shard]:
-            raise ValueError(f"load_model: tensor {name} is not in {shard}, where {index} puts it")
-        yield shards[shard][name]
+def read_tensors(files: WeightFiles) -> Iterator[StoredTensor]:
+    """Every tensor of some files. Those that are not there, although an index names them, are passed over.
+
+    Where several files have a tensor, it is the one of the file in which the index puts it.
+    """
+    for file in files.files:
+        if files.places and not file.is_file():
+            continue
+        for name, tensor in read_file(file).items():
+            if files.places.get(name, file) == file:
+                yield tensor
 
 
 def read_file(file: Path) -> dict[str, StoredTensor]:
     """Maps a safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes."""
     if not file.is_file():
-        raise CheckpointNotFound(f"load_model: {file} does not exist; the checkpoint is incomplete")
+        what = dangling(file) if file.is_symlink() else f"{file} does not exist"
+        raise CheckpointNotFound(f"load_model: {what}; the checkpoint is incomplete")
     size = file.stat().st_size
     if size < 8:
         raise ValueError(f"load_model: {file} is truncated, it has {size} bytes; fetch it again")
     with file.open("rb") as opened:
         mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     raw = np.frombuffer(mapping, np.uint8)
-    if raw[: len(LFS_POINTER)].tobytes() == LFS_POINTER:
-        raise ValueError(
-            f"load_model: {file} is a git-lfs pointer, not the weights; run `git lfs pull` in its directory"
-        )
+    if said := pointer(raw[:64].tobytes()):
+        raise ValueError(f"load_model: {file} {said}")
     length = int(raw[:8].view("<u8")[0])
     if 8 + length > size:
         raise ValueError(

@@ -166,17 +166,24 @@ def test_a_known_model_without_weights_and_a_misspelt_one_are_told_apart():
         load_model("tiny_gated_delt")
 
 
-@pytest.mark.parametrize("suffix", ["weight_scale_inv", "qweight", "weight.absmax"])
-def test_tensors_of_quantised_weights_ask_for_others(edit, suffix):
-    name = f"model.layers.0.mlp.up_proj.{suffix}"
-    folder = edit("llama_llama3", lambda tensors: tensors.update({name: np.zeros(3, "float32")}))
-    with pytest.raises(ValueError, match=f"{name}; .* fetch an unquantised checkpoint$"):
-        load_model(folder)
-
-
 @pytest.mark.parametrize(
     "other, remedy",
-    [("model.gguf", "convert model.gguf to safetensors first"), ("notes", "fetch the weights too")],
+    [
+        (
+            "model.gguf",
+            "model.gguf is a file of llama.cpp, which is not read; fetch the original .*",
+        ),
+        (
+            "pytorch_model-1.bin",
+            "pytorch_model-1.bin is weights pickled by torch; .*save_pretrained.*",
+        ),
+        (
+            "consolidated.00.pth",
+            "consolidated.00.pth is the original layout of Llama or Mistral; .*",
+        ),
+        ("flax_model.msgpack", "flax_model.msgpack is an export for another program, .*"),
+        ("notes", "fetch the weights too"),
+    ],
 )
 def test_a_folder_without_safetensors_says_what_to_do(edit, other, remedy):
     folder = edit("llama_llama3")

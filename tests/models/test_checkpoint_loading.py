@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -242,10 +243,49 @@ def biases_of(params: dict) -> np.ndarray:
     return np.stack([mixture["router_bias"] for mixture in mixtures])
 
 
-@pytest.mark.parametrize("name", ["mtp.norm.weight", "visual.w"])
-def test_parts_that_a_family_does_not_have_are_not_ignored(edit, name):
+OTHER_PARTS = (
+    *(
+        "mtp.norm.weight",
+        "visual.w",
+        "model.visual.w",
+        "vision_tower.blocks.0.norm.weight",
+        "score.weight",
+    ),
+    *("v_head.summary.bias", "optimizer.state.0", "model.multi_modal_projector.linear.weight"),
+    *(
+        "model.layers.0._extra_state",
+        "model.rotary_emb.inv_freq",
+        "model.layers.1.self_attn.k_scale",
+    ),
+    *("model.layers.0.mlp.up_proj.weight.exp_avg", "model.layers.0.self_attn.bias"),
+    *("model.layers.0.self_attn.rotary_emb.cos_cached", "model.layers.0.self_attn.masked_bias"),
+)
+
+
+def test_other_parts_of_a_model_are_left_out_with_a_word(edit, caplog):
+    caplog.set_level(logging.INFO, logger="hybrid_jax")
+    spare = dict.fromkeys(OTHER_PARTS, np.zeros(3, "float32"))
+    folder = edit("llama_llama3", lambda tensors: tensors.update(spare))
+    assert same_bits(load_model(folder)[1], load_model(GOLDEN["llama_llama3"])[1])
+    told = [name for name in OTHER_PARTS if not name.endswith("inv_freq")]  # of every old file
+    assert f"{len(told)} tensors that the model does not use are left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.gate.weight", "lm_head.bias"),
+        *(
+            "model.embed_positions.weight",
+            "model.norm.bias",
+            "model.layers.9.input_layernorm.weight",
+        ),
+    ],
+)
+def test_tensors_of_layers_are_not_left_out(edit, name):
+    """With them the results would be others, and nobody would know."""
     folder = edit("llama_llama3", lambda tensors: tensors.update({name: np.zeros(3, "float32")}))
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"1 tensors of .* have no place .*: {name}; weights and"):
         load_model(folder)
 
 

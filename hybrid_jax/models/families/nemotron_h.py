@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.kinds.kind import Names
-from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, under
+from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, Either, under
 from hybrid_jax.models.family import MTP_LAYERS, NO_HEAD, Family, last_layer_with
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
@@ -139,8 +139,9 @@ def _moe(fields: HFConfig) -> MoE:
 MOE = {
     "router": "gate.weight",
     "router_bias": "gate.e_score_correction_bias",
-    "up": "experts.{}.up_proj.weight",
-    "down": "experts.{}.down_proj.weight",
+    # One tensor for each expert, or those of all experts in one.
+    "up": Either("experts.{}.up_proj.weight", "experts.up_proj"),
+    "down": Either("experts.{}.down_proj.weight", "experts.down_proj"),
     "up_bias": "experts.{}.up_proj.bias",
     "down_bias": "experts.{}.down_proj.bias",
     "shared": under("shared_experts", PLAIN_MLP),
