@@ -24,6 +24,7 @@ from hybrid_jax.api.options import (
     RareOptions,
     default_params,
     engine_options,
+    unused_defaults,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
@@ -32,6 +33,7 @@ from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, v
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
 from hybrid_jax.schedule.request import Pooling
@@ -135,8 +137,11 @@ class LLM:
 
         from hybrid_jax.api.starting import start_folder  # loads jax
 
-        started = start_folder(folder, settings, dtype=dtype, progress=progress)
-        self._begin(started, used_tokenizer, defaults, quiet=quiet)
+        started = start_folder(
+            folder, settings, dtype=dtype, progress=progress, tokenizer=used_tokenizer
+        )
+        unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
+        self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
 
     @classmethod
     def from_params(
@@ -166,7 +171,7 @@ class LLM:
         from hybrid_jax.api.starting import start_params  # loads jax
 
         self = cls.__new__(cls)
-        started = start_params(config, params, settings, dtype=dtype)
+        started = start_params(config, params, settings, dtype=dtype, tokenizer=own_tokenizer)
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
 
@@ -177,8 +182,10 @@ class LLM:
         defaults: SamplingParams,
         *,
         quiet: bool,
+        unread: Sequence[str] = (),
     ) -> None:
         config, engine_config = started.config, started.engine_config
+        self._stored_dtype, self._unread = started.stored_dtype, tuple(unread)
         self.model_config, self.engine_config = config, engine_config
         self._params, self._weight_bytes = started.params, started.weight_bytes
         self._ledger = Ledger()
@@ -189,6 +196,8 @@ class LLM:
             self._thread.ask, self._ledger.seen, config, engine_config, tokenizer
         )
         LOG.info("started %r on %s", self, self.device)
+        for line in self._unread:
+            LOG.info("left out: %s", line)
         if not quiet:
             print(self.describe(), file=sys.stderr)
 
@@ -600,7 +609,12 @@ class LLM:
             ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
         """
         return overview(
-            self._engine, weight_bytes=self._weight_bytes, sampling=self._intake.defaults
+            self._engine,
+            weight_bytes=self._weight_bytes,
+            sampling=self._intake.defaults,
+            stored_dtype=self._stored_dtype,
+            tokenizer=self._intake.tokenizer,
+            unread=self._unread,
         )
 
     def reset_prefix_cache(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -126,6 +127,35 @@ def _speculation(wanted: Any) -> SpeculationConfig:
 
 
 # --- sampling -------------------------------------------------------------------------------------
+
+
+# Further ones that change what transformers generates, and the values that do not.
+OTHER_FIELDS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "encoder_repetition_penalty"), (1,)),
+    **dict.fromkeys(("typical_p", "guidance_scale", "length_penalty"), (1,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_h"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(
+        ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([], {})
+    ),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids"), ([],)),
+    **dict.fromkeys(
+        ("exponential_decay_length_penalty", "stop_strings", "watermarking_config"), ([],)
+    ),
+    "max_length": (20,),
+}
+
+
+def unused_defaults(folder: Path) -> list[str]:
+    """A line for the fields of a model's generation_config.json that would change results and are not used, if any."""
+    generation = read_json_if_there(folder / GENERATION_FILE, "LLM")
+    found = [
+        f"{name} {reprlib.repr(generation[name])}"
+        for name, without in OTHER_FIELDS.items()
+        if generation.get(name) is not None and generation[name] not in without
+    ]
+    return [f"{GENERATION_FILE}: {', '.join(found)}"] if found else []
 
 
 def default_params(folder: Path) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_jax.byte_sizes import counted, format_size
@@ -27,20 +28,31 @@ TRITON = {
 KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
-def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> str:
+def overview(
+    engine: Engine,
+    *,
+    weight_bytes: int,
+    sampling: SamplingParams,
+    stored_dtype: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    unread: Sequence[str] = (),
+) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
     Args:
         engine: what runs.
         weight_bytes: of all weights.
         sampling: the model's own parameters; a temperature of None means that the model names none.
+        stored_dtype: in which dtype most weights are stored, if that is known.
+        tokenizer: what reads texts, if anything does.
+        unread: what the model's directory has that is not read, a line each.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
-        "weights": f"{format_size(weight_bytes)} {config.dtype}",
+        "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
         "rings": f"{format_size(sizes.ring_bytes)} for {config.max_rows} rows",
@@ -52,10 +64,32 @@ def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> 
         f"and dispatch, made of {KERNEL_WORDS[engine.kernels]}",
         **(_triton(engine.not_triton, scans) if engine.kernels == "pallas" else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),
+        **_ends(model, tokenizer),
+        **({"left out": "; ".join(unread)} if unread else {}),
         "cache": _cache(make_geometry(model, config), config, sizes),
         "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
+
+def _stored(dtype: str, stored: str | None) -> str:
+    """What the weights were, if that was something else."""
+    if stored in (None, dtype):
+        return ""
+    if (stored, dtype) == ("float16", "bfloat16"):
+        return ", stored as float16, which has 3 bits more; dtype='float32' keeps them"
+    return f", stored as {stored}"
+
+
+def _ends(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """A line on the tokens that end answers, if the files of the model do not agree on them."""
+    own = None if tokenizer is None else tokenizer.eos_token_id
+    others = [token for token in model.eos_token_ids if token != own]
+    if tokenizer is None or own not in model.eos_token_ids or not others:
+        return {}
+    names = {token: f"{token} {tokenizer.token_name(token)}".strip() for token in (*others, own)}
+    listed = ", ".join(names[token] for token in others)
+    return {"ends": f"at {names[own]}, which the tokenizer names, and {listed}"}
 
 
 def _cut(model: ModelConfig) -> str:

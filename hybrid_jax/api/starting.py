@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,23 +26,34 @@ from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
+from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.weights import add_draft, load_config_with_drafter, load_with_drafter
 
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
 class Started(NamedTuple):
-    """A model in memory and its engine."""
+    """A model in memory and its engine.
+
+    Attributes:
+        stored_dtype: of most of its weights in the files; that of the engine if they were in memory already.
+    """
 
     config: ModelConfig
     params: Any
     weight_bytes: int
     engine_config: EngineConfig
     engine: Engine
+    stored_dtype: str
 
 
 def start_folder(
-    folder: Path, settings: Mapping[str, Any], *, dtype: str, progress: ProgressOption
+    folder: Path,
+    settings: Mapping[str, Any],
+    *,
+    dtype: str,
+    progress: ProgressOption,
+    tokenizer: Tokenizer | None,
 ) -> Started:
     """Loads the model of a directory, and starts an engine for it.
 
@@ -49,6 +61,7 @@ def start_folder(
         folder: as `hybrid_jax.weights.load_model` reads it.
         settings: as `engine_options` returns them.
         dtype, progress: as in `LLM`.
+        tokenizer: whose end token ends answers too.
 
     Raises:
         As `LLM`.
@@ -63,11 +76,17 @@ def start_folder(
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
         config, params = load_with_drafter(folder, drafts, dtype=dtype, progress=report)
-    return _started(config, params, engine_config, programs)
+    config = with_end_token(config, tokenizer)
+    return _started(config, params, engine_config, programs, stored.dtype)
 
 
 def start_params(
-    config: ModelConfig, params: Any, settings: Mapping[str, Any], *, dtype: str
+    config: ModelConfig,
+    params: Any,
+    settings: Mapping[str, Any],
+    *,
+    dtype: str,
+    tokenizer: Tokenizer | None,
 ) -> Started:
     """Starts an engine for weights that are in memory already. The arguments are those of `start_folder`.
 
@@ -78,16 +97,34 @@ def start_params(
     wait_for_dropped(SECONDS_FOR_DROPPED)
     config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
     engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
-    return _started(config, params, engine_config, programs)
+    config = with_end_token(config, tokenizer)
+    return _started(config, params, engine_config, programs, dtype)
+
+
+def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """A model whose answers also end at the tokenizer's end token.
+
+    Models that were trained to talk often have config.json from the model without, and the token that ends an answer
+    stands only beside the tokenizer.
+    """
+    token = None if tokenizer is None else tokenizer.eos_token_id
+    known = config.eos_token_ids
+    if token is None or token in known or not 0 <= token < config.vocab_size:
+        return config
+    return replace(config, eos_token_ids=(*known, token))
 
 
 def _started(
-    config: ModelConfig, params: Any, engine_config: EngineConfig, programs: Path | None
+    config: ModelConfig,
+    params: Any,
+    engine_config: EngineConfig,
+    programs: Path | None,
+    stored_dtype: str,
 ) -> Started:
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
         store = open_store(programs, first_device())
         engine = Engine(config, params, engine_config, store)
-    return Started(config, params, held_bytes(params), engine_config, engine)
+    return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)
 
 
 def choose_engine_config(

@@ -29,6 +29,8 @@ def convert(
     `LLM` and every command read such a directory as they read the original. Heads that draft are left out.
     """
     from hybrid_jax.api.progress_bar import progress_of
+    from hybrid_jax.config.model_directory import left_out
+    from hybrid_jax.models.files import model_folder
     from hybrid_jax.weights import load_model, save_orbax
 
     start = time.perf_counter()
@@ -37,6 +39,8 @@ def convert(
     save_orbax(out_dir, config, params, tokenizer_from=model)
     num_bytes = sum(file.stat().st_size for file in out_dir.rglob("*") if file.is_file())
     seconds = time.perf_counter() - start
+    for line in left_out(model_folder(model)):
+        note(f"left out: {line}")
     note(f"the model is in {out_dir}; hybrid-jax generate --model {out_dir} PROMPT")
     if as_json:
         write_json(

@@ -55,7 +55,7 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show whether a model fits, what it costs, and what `LLM()` would use. Only its config.json is read."""
+    """Show whether a model fits, what it costs, and what `LLM()` would use. No weights are read."""
     from hybrid_jax.inspection.report import inspect_model
 
     found = inspect_model(

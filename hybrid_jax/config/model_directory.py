@@ -135,9 +135,13 @@ def dangling(link: Path) -> str:
 def files_of(folder: Path, *roles: Role) -> Iterator[tuple[Path, KnownFile]]:
     """The files of a directory that have one of these roles, in the order of the table."""
     for known in FILES:
-        if known.role in roles:
+        if known.role not in roles:
+            continue
+        if "*" in known.pattern:
             for file in sorted(folder.glob(known.pattern)):
                 yield file, known
+        elif (file := folder / known.pattern).exists() or file.is_symlink():
+            yield file, known
 
 
 def carried(folder: Path) -> list[Path]:
@@ -148,6 +152,19 @@ def carried(folder: Path) -> list[Path]:
     """
     found = [file for file, _ in files_of(folder, "carried")]
     return [file.relative_to(folder) for file in found if is_there(file, "load_model")]
+
+
+def check_small_files(folder: Path, where: str) -> None:
+    """Refuses a directory with a small file that is not what it should be. A tokenizer.json is not looked into.
+
+    Raises:
+        ValueError: a file cannot be read, or is no JSON object or text. The message names it.
+    """
+    for path in carried(folder):
+        if path.suffix != ".json":
+            read_text(folder / path, where)
+        elif path.name != TOKENIZER_FILE:
+            read_json(folder / path, where)
 
 
 def copy_carried(source: Path, target: Path) -> None:
@@ -191,12 +208,16 @@ def refuse_adapter(folder: Path, where: str) -> None:
     )
 
 
-def left_out(folder: Path) -> list[str]:
-    """What a model's directory has that is not read although it may matter, a line for each reason."""
+def left_out(folder: Path, tokenizer: bool = True) -> list[str]:
+    """What a model's directory has that is not read although it may matter, a line for each reason.
+
+    Args:
+        tokenizer: its own one is used.
+    """
     reasons: dict[str, list[str]] = {}
     for file, known in files_of(folder, "left out"):
         reasons.setdefault(known.why, []).append(file.relative_to(folder).as_posix())
-    if not (folder / TOKENIZER_FILE).is_file():
+    if tokenizer and not (folder / TOKENIZER_FILE).is_file():
         for file, _ in files_of(folder, "tokenizer"):
             reasons.setdefault(NO_TOKENIZER, []).append(file.name)
     return [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()]
@@ -219,7 +240,8 @@ def hub_snapshot(folder: Path, where: str) -> Path:
         folder = folder.parent
     if (folder / CONFIG_FILE).exists():
         return folder
-    if not (folder / "snapshots").is_dir():
+    ours = folder.name.startswith("models--") or (folder / "blobs").is_dir()
+    if not ours or not (folder / "snapshots").is_dir():
         kept = sorted(path.name for path in folder.glob("models--*"))
         if folder.name.startswith("models--"):
             raise ValueError(f"{where}: {folder} is a folder of the hub's cache without snapshots")

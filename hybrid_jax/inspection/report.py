@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
 from hybrid_jax.config import ModelConfig, resolve_dtype, with_asked_cut
+from hybrid_jax.config.model_directory import check_small_files, left_out, refuse_adapter
 from hybrid_jax.costs import SAVED_AT
 from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
@@ -21,6 +23,7 @@ from hybrid_jax.models.files import (
     STORED_CONFIG_FILE,
     CheckpointNotFound,
     base_of,
+    config_of,
     here_or_packed,
     how_to_get,
     known_names,
@@ -28,6 +31,7 @@ from hybrid_jax.models.files import (
     stored_cut,
 )
 from hybrid_jax.models.files import read_config as read_config_file
+from hybrid_jax.models.weight_files import stored_dtype
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.devices import Device, card, host, installed_gpu, with_memory
@@ -66,7 +70,7 @@ def inspect_model(
     kv_group: int = 1,
     state_group: int = 1,
 ) -> ModelReport:
-    """Says whether a model fits, what it costs, and what `LLM()` would use. Only its config.json is read.
+    """Says whether a model fits, what it costs, and what `LLM()` would use. No weights are read.
 
     Args:
         model: directory of a model, a config.json, or the name of a known model; None for the model in the package.
@@ -103,7 +107,9 @@ def inspect_model(
     given = {name: value for name, value in given.items() if value is not None}
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
     choose = functools.partial(choose_settings, config, where, given, dtype=dtype)
-    return ModelReport(model_facts(config, choose({}), where, choose))
+    folder = None if model is None else here_or_packed(model, "inspect_model")
+    unread = [] if folder is None or not folder.is_dir() else left_out(folder)
+    return ModelReport(model_facts(config, choose({}), where, choose) | {"left_out": unread})
 
 
 def _device(name: str | None, num_bytes: int | None) -> Device:
@@ -148,7 +154,8 @@ class ModelReport(dict[str, Any]):
             device: _fits_device(self),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
-            "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
+            "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
+            "stored, and bfloat16 for float16)",
             "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']})",
             "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
             "context": f"{self['max_position']:,} tokens",
@@ -185,7 +192,8 @@ class ModelReport(dict[str, Any]):
         }
         if self["fits"] is not False:
             told |= self._what_fits()
-        return told | {"prefix cache": self["cache"]}
+        told["prefix cache"] = self["cache"]
+        return told | ({"left out": "; ".join(self["left_out"])} if self["left_out"] else {})
 
     def _what_fits(self) -> dict[str, str]:
         fit = self["fit"]
@@ -253,7 +261,7 @@ def _kernels(found: dict[str, Any]) -> str:
 def read_config(path: str | Path) -> ModelConfig:
     """The config of a model directory, of a config.json given by itself, or of a known model by its name.
 
-    There need not be any weights. Nothing is downloaded.
+    There need not be any weights; if there are, they tell the dtype. Nothing is downloaded.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -262,15 +270,23 @@ def read_config(path: str | Path) -> ModelConfig:
     given = here_or_packed(path, "inspect_model")
     if (given / CUT_FILE).is_file():
         return stored_cut(given, read_config(base_of(given)))
-    files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
-    file = next((f for f in files if f.is_file()), None)
-    if file is None and not given.exists() and (name := known_models.find(str(path))) is not None:
+    if not given.exists() and (name := known_models.find(str(path))) is not None:
         return known_models.load_known(name)
-    if file is None:
+    if given.is_file():
+        return read_config_file(given, "inspect_model")
+    if given.is_dir():
+        refuse_adapter(given, "inspect_model")
+        check_small_files(given, "inspect_model")
+    files = [given / name for name in (STORED_CONFIG_FILE, CONFIG_FILE)]
+    if not any(file.exists() or file.is_symlink() for file in files):
         what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
         names = known_names()
+        named = path if "://" in str(path) else given  # a Path writes an address with one slash
         raise CheckpointNotFound(
-            f"inspect_model: {given} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a "
+            f"inspect_model: {named} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a "
             f"known model: {', '.join(names)}{similar(str(path).replace('.', '_').replace('-', '_'), names)}"
         )
-    return read_config_file(file, "inspect_model")
+    config = config_of(given, "inspect_model")
+    if (given / STORED_CONFIG_FILE).exists():
+        return config
+    return replace(config, dtype=stored_dtype(given) or config.dtype)

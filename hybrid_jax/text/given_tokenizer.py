@@ -14,6 +14,12 @@ from typing import Any, Protocol
 import tokenizers
 
 from hybrid_jax.config.checks import integers_of
+from hybrid_jax.config.model_directory import (
+    NO_TOKENIZER,
+    TOKENIZER_FILE,
+    hub_snapshot,
+    other_tokenizers,
+)
 from hybrid_jax.text.templates import NoTemplate
 from hybrid_jax.text.tokenizer import SPECIAL_NAMES, Tokenizer, own_copy
 
@@ -61,9 +67,12 @@ def as_tokenizer(given: Any) -> Tokenizer:
         return given
     if isinstance(given, str | os.PathLike):
         path = Path(given)
-        found = Tokenizer.from_directory(path.parent if path.name == "tokenizer.json" else path)
+        path = hub_snapshot(path.parent if path.name == TOKENIZER_FILE else path, "LLM: tokenizer")
+        found = Tokenizer.from_directory(path)
         if found is None:
-            raise ValueError(f"LLM: tokenizer: {path} has no tokenizer.json; name its directory")
+            others = ", ".join(other_tokenizers(path))
+            remedy = f"it has {others}; {NO_TOKENIZER}" if others else "name its directory"
+            raise ValueError(f"LLM: tokenizer: {path} has no {TOKENIZER_FILE}; {remedy}")
         return found
     if isinstance(given, tokenizers.Tokenizer):
         return Tokenizer(own_copy(given))

@@ -269,12 +269,12 @@ def test_a_file_that_may_not_be_read_is_a_callers_mistake(run, fake_model, monke
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     (fake_model / "generation_config.json").write_text("{}")
-    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
     arguments = [fake_model] if command == "inspect" else ["ab", "--model", fake_model]
     code, out, err = run(command, *arguments)
-    file = "config.json" if command == "inspect" else "generation_config.json"
     assert (code, out) == (2, "")
-    assert err == f"hybrid-jax: Permission denied: {fake_model / file}\n"
+    file = fake_model / "generation_config.json"
+    assert err == f"hybrid-jax: {file} cannot be read: Permission denied\n"
 
 
 def test_a_model_without_a_tokenizer_or_a_template_is_told_in_words_of_the_command(
@@ -408,7 +408,10 @@ def test_inspect_reads_a_config_without_weights(run, bamba):
 def test_inspect_for_people(run, bamba):
     code, out, _ = run("inspect", bamba, "--dtype", "bfloat16")
     assert code == 0
-    assert "bfloat16, stored as bfloat16 (auto: float32 on a CPU, elsewhere as stored)" in out
+    assert (
+        "bfloat16, stored as bfloat16 (auto: float32 on a CPU, elsewhere as stored, and bfloat16 for float16)"
+        in out
+    )
     assert "checkpoint" in out
     assert "12 KiB a token" in out
     assert "A prompt can resume where a checkpoint stands" in out
