@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybrid_jax.byte_sizes import counted
 from hybrid_jax.cli.exits import for_terminal, write
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import (
@@ -211,7 +212,7 @@ class Talk:
                     tell(f"{command:<12} {meaning}")
                 tell(f"{FENCE} begins a message of several lines, and {FENCE} ends it")
             case _:
-                tell(f"{name} is no command; /help lists them")
+                tell(f"there is no command {name}; /help lists them")
         return True
 
     def _save(self, path: Path) -> None:
@@ -221,7 +222,7 @@ class Talk:
         except OSError as error:
             tell(f"{path}: {error.strerror}")
         else:
-            tell(f"{len(self.messages)} messages are in {path}")
+            tell(f"{counted(len(self.messages), 'message')} saved to {path}")
 
     def _load(self, path: Path) -> None:
         try:

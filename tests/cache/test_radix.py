@@ -355,7 +355,7 @@ def test_the_picture_shows_spans_and_who_needs_them():
     end_node = pools.tree.announce(np.array(seq((0, 16), (50, 20))))
     pools.tree.promise("r1", end_node, 24)
     assert list(map(str, describe_tree(pools.tree.root))) == [
-        "[0, 16) 0 1 2 3 4 5 ...: 1 pages, checkpoint",
+        "[0, 16) 0 1 2 3 4 5 ...: 1 page, checkpoint",
         "  [16, 24) 50 51 52 53 54 55 ...: known, promised by r1",
         "    [24, 36) 58 59 60 61 62 63 ...: known, awaited by 1",
     ]

@@ -113,7 +113,7 @@ def test_the_tree_is_shown_alone_or_below_the_engine():
     asked = Asked()
     assert asked.view.tree() == "(empty)"
     asked.ask([7] * 70)
-    assert asked.view.tree().startswith("[0, 64) 7 7 7 7 7 7 ...: 1 pages, checkpoint")
+    assert asked.view.tree().startswith("[0, 64) 7 7 7 7 7 7 ...: 1 page, checkpoint")
     assert asked.view.describe() == f"an engine\n{asked.view.tree()}"
     off = Asked("off")
     assert (off.view.tree(), off.view.describe()) == ("", "an engine\nthe cache is off")

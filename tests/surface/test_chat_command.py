@@ -70,7 +70,7 @@ def test_quit_leaves_before_what_follows(talk):
 def test_a_saved_conversation_goes_on(talk, tmp_path):
     file = tmp_path / "talk.json"
     (_, _, err), _ = talk("hi", f"/save {file}")
-    assert err == f"2 messages are in {file}\n"
+    assert err == f"2 messages saved to {file}\n"
     saved = json.loads(file.read_text())["messages"]
     assert saved == [
         {"role": "user", "content": "hi"},
@@ -95,7 +95,7 @@ def test_stats_say_what_the_last_answer_cost(talk):
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("/dance", "/dance is no command; /help lists them"),
+        ("/dance", "there is no command /dance; /help lists them"),
         ("/save", "/save needs the name of a file"),
         ("/save /no/such/place/x", "/no/such/place/x: No such file or directory"),
         ("/load /no/such/file", "/no/such/file: No such file or directory"),

@@ -294,7 +294,8 @@ def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> 
         node, depth = stack.pop()
         if len(lines) == MAX_NODES:
             break
-        marks = [f"{len(node.pages)} pages" if node.cached else "known"]
+        count = 0 if node.pages is None else len(node.pages)
+        marks = [f"{count} page{'s' * (count != 1)}" if node.cached else "known"]
         marks += ["checkpoint"] if node.slot else []
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
