@@ -9,7 +9,8 @@ import reprlib
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hybrid_jax.config import LayerSpec, ModelConfig, Rope, RopeScaling, with_cut
 from hybrid_jax.config.checks import natural
@@ -266,10 +267,35 @@ def _decode(value: Any) -> Any:
     types = {cls.__name__: cls for cls in (*KINDS, LayerSpec, ModelConfig, Rope, RopeScaling)}
     fields = dict(value)
     name = fields.pop("type", None)
-    if name not in types:
+    if not isinstance(name, str) or name not in types:
         raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(types))}")
     known = {f.name for f in dataclasses.fields(types[name])}
     unknown = sorted(fields.keys() - known)
     if unknown:
         raise ValueError(f"model config: {name} has no field {unknown[0]!r}")
-    return types[name](**{key: _decode(item) for key, item in fields.items()})
+    found = {key: _decode(item) for key, item in fields.items()}
+    hints = get_type_hints(types[name])
+    for key, item in found.items():
+        if not _fits(item, hints[key]):
+            raise ValueError(f"model config: {key} of {name} must not be {reprlib.repr(item)}")
+    return types[name](**found)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a decoded value is of the type that a field asks for."""
+    inner = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if get_origin(hint) is Literal:
+        return value in inner
+    if get_origin(hint) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        wanted = inner[:1] * len(value) if inner[-1] is ... else inner
+        return len(wanted) == len(value) and all(map(_fits, value, wanted))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    # A mixer may be of a kind that was registered later.
+    return isinstance(value, hint) or (type(value) in KINDS and hint in KINDS)

@@ -35,7 +35,10 @@ def plain(value: Any) -> Any:
     """Replaces {"__float__": "Infinity"}, as transformers 5 writes non-finite numbers, at any depth."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
-            return float(value["__float__"])
+            try:
+                return float(value["__float__"])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"__float__ must be a number as text, got {value}") from error
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]

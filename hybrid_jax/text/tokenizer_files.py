@@ -118,7 +118,9 @@ def _text_of(value: Any) -> str | None:
 def _tokens(values: list[Any], file: Path) -> Iterator[tokenizers.AddedToken]:
     for value in values:
         if _text_of(value) is None:
-            raise ValueError(f"tokenizer: {EXTRA} in {file} must be special tokens, got {value!r}")
+            raise ValueError(
+                f"tokenizer: {EXTRA} in {file} or {SPECIAL_TOKENS_FILE} must be special tokens, got {value!r}"
+            )
         yield _token(value, file, special=True)
 
 

@@ -62,3 +62,21 @@ def test_unknown_parts_of_a_stored_config_are_named():
         from_json(data | {"layers": [{"type": "Gru"}]})
     with pytest.raises(ValueError, match="must be 'ModelConfig', got 'MLP'"):
         from_json({"type": "MLP", "width": 3})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"vocab_size": "9"}, "vocab_size of ModelConfig must not be '9'"),
+        ({"width": True}, "width of ModelConfig must not be True"),
+        ({"layers": [3]}, r"layers of ModelConfig must not be \(3,\)"),
+        ({"layers": None}, "layers of ModelConfig must not be None"),
+        ({"layers": [{"type": "LayerSpec", "mixers": 5}]}, "mixers of LayerSpec must not be 5"),
+        ({"eos_token_ids": [None]}, r"eos_token_ids of ModelConfig must not be \(None,\)"),
+        ({"draft": {"type": "MLP", "width": 3}}, "draft of ModelConfig must not be MLP"),
+        ({"layers": [{"type": ["x"]}]}, r"type \['x'\] is unknown"),
+    ],
+)
+def test_values_of_another_type_in_a_stored_config_are_named(change, words):
+    with pytest.raises(ValueError, match=words):
+        from_json(to_json(config_of(GOLDENS[0])) | change)

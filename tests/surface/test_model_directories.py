@@ -172,6 +172,12 @@ def test_what_is_no_file_is_named(run_command, folder, name, kind):
             {"additional_special_tokens": [{}]},
             "must be special tokens, got {}",
         ),
+        ("special_tokens_map.json", {"extra_special_tokens": [3]}, "must be special tokens, got 3"),
+        (
+            "generation_config.json",
+            {"x": {"__float__": []}},
+            "__float__ must be a number as text",
+        ),
         ("added_tokens.json", {"x": None}, "must be an object of token ids by text"),
         (
             "generation_config.json",
@@ -201,7 +207,7 @@ def test_an_entry_of_another_form_is_named_with_its_file(run_command, folder, na
     file = spoil(folder, name, json.dumps(content).encode())
     with pytest.raises(ValueError) as error:
         LLM(folder, quiet=True)
-    assert str(file) in str(error.value) and words in str(error.value)
+    assert file.name in str(error.value) and words in str(error.value)
     assert words in one_line(run_command, "generate", "a", "--model", folder)
 
 
