@@ -18,7 +18,7 @@ OTHER_NAMES = {
 }
 CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
 # "LLM: ", "SamplingParams: ", "load_model: ": the part of the library that found it, which means nothing in a shell.
-FINDERS = re.compile(rf"^(?:(?:{CLASS}|[a-z]+(?:_[a-z]+)+|distill): )+")
+FINDER = re.compile(rf"^({CLASS}|[a-z]+(?:_[a-z]+)+|distill): ")
 AFTER_FILE = re.compile(rf"(?<=\.json: ){CLASS}: ")
 # After the name of a file, names are those of the file's content: "DIR/generation_config.json: top_k must be ...".
 OF_A_FILE = re.compile(r"^.+?\.json: ")
@@ -54,7 +54,10 @@ def shell_words(message: str, flags: dict[str, str]) -> str:
         >>> shell_words("EngineConfig: dtype must be None or text, got 'max_rows'", flags)
         "--dtype must be text, got 'max_rows'"
     """
-    text = AFTER_FILE.sub("", FINDERS.sub("", message))
+    text = message
+    while (found := FINDER.match(text)) and found[1] not in flags:
+        text = text[found.end() :]
+    text = AFTER_FILE.sub("", text)
     if not flags or OF_A_FILE.match(text):
         return text
     return _pattern(flags).sub(lambda found: _translated(found, flags), text)

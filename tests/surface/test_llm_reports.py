@@ -89,6 +89,7 @@ def test_stats_count_what_was_done(llm):
         "cached_tokens": 0,
         "generated_tokens": 24,
         "engine_steps": 2,
+        "compile_s": 0.0,
         "peak_memory_bytes": pytest.approx(peak_resident_bytes(), rel=0.1),
     }
 
