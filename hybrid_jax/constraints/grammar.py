@@ -8,12 +8,16 @@ import re
 import reprlib
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tokenizers
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
+from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
@@ -22,6 +26,15 @@ END = "<|end of the grammar|>"
 # write nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
 GRAMMARS_KEPT = 64
+# Of a grammar, and of each step that follows it; llguidance's own defaults. Beyond them a text ends with "abort".
+LIMITS: dict[str, int | bool] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 250_000,  # of 1 to 2 kB each
+    "max_grammar_size": 500_000,
+}
 MAX_MESSAGE = 160  # characters of the library's own message
 
 
@@ -35,37 +48,78 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._compiled = functools.lru_cache(GRAMMARS_KEPT)(lambda wanted: self._compile(wanted))
-        self._one_at_a_time = threading.Lock()
+        self._compiled = functools.lru_cache(GRAMMARS_KEPT)(lambda wanted: _Kept())
+        self._reading = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
-        """A grammar at its start. It is compiled unless it was kept.
+        """A grammar at its start. It is compiled unless it was kept; who asks for another one does not wait for that.
 
         Raises:
-            ValueError: the grammar is wrong or not supported, or llguidance is not installed or cannot read the
-                tokenizer.
+            ValueError: the grammar is wrong or not supported, it takes too much to compile, or llguidance is not
+                installed or cannot read the tokenizer.
         """
-        with self._one_at_a_time:
-            start, end = self._compiled(wanted)
+        kept = self._compiled(wanted)
+        if kept.start is None:
+            with kept.compiling:
+                if kept.start is None:
+                    kept.start = self._compile(wanted)
+        start, end = kept.start
         return GrammarState(start, -(-self._vocab_size // 32), end)
 
+    def close(self) -> None:
+        """Ends the process that tries grammars."""
+        with self._reading:
+            opened = self.__dict__.get("_opened")
+        if opened is not None:
+            opened.trial.close()
+
+    def _vocabulary(self) -> _Vocabulary:
+        with self._reading:
+            return self._opened
+
     @functools.cached_property
-    def _vocabulary(self) -> tuple[Any, int]:
+    def _opened(self) -> _Vocabulary:
         return _read_vocabulary(_llguidance(), self._tokenizer, self._vocab_size)
 
     def _compile(self, wanted: StructuredOutputsParams) -> tuple[Any, int]:
         """An LLMatcher at the start of the grammar, and the id of END."""
-        matcher, (vocabulary, end) = _llguidance().LLMatcher, self._vocabulary
+        library = _llguidance()
         # What a schema says under "x-guidance" takes precedence over these defaults.
         defaults = {"whitespace_pattern": WHITESPACE}
         try:
-            source = _source(matcher, wanted, defaults)
+            check_bounds(wanted, TRIED)
+            source = _source(library.LLMatcher, wanted, defaults)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        start = matcher(vocabulary, source, log_level=0)
+        vocabulary = self._vocabulary()
+        try:
+            refused = vocabulary.trial.refusal(source)
+        except NoTrial:
+            refused = _untried(wanted)
+        if refused is not None:
+            raise _refusal(wanted, refused)
+        limits = library.LLParserLimits(**LIMITS)
+        start = library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
         if start.is_error():
             raise _refusal(wanted, start.get_error())
-        return start, end
+        return start, vocabulary.end
+
+
+class _Kept:
+    """A grammar that was asked for: an LLMatcher at its start, and the id of END."""
+
+    def __init__(self) -> None:
+        self.compiling = threading.Lock()
+        self.start: tuple[Any, int] | None = None
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """A tokenizer as llguidance reads it, the id of END, and what tries grammars with both."""
+
+    tokens: Any
+    end: int
+    trial: Trial
 
 
 class GrammarState:
@@ -120,8 +174,8 @@ def _llguidance() -> Any:
     return llguidance
 
 
-def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, int]:
-    """The tokenizer as llguidance needs it, with one more token that means the end and nothing else, and its id.
+def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> _Vocabulary:
+    """The tokenizer with one more token that means the end and nothing else.
 
     The model's stop ids cannot be used for that: a model may have none, or use an ordinary token as one.
     """
@@ -132,13 +186,25 @@ def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> tup
     try:
         if end is None or end in known:
             raise ValueError(f"its ids have gaps, so {end} came twice")
-        most = max(vocab_size, max(known) + 1, end + 1)
-        return library.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=end), end
+        most, text = max(vocab_size, max(known) + 1, end + 1), backend.to_str()
+        trial = Trial(library, text, vocab_size=most, end=end, limits=LIMITS)
+        with suppress(NoTrial):  # then forms are refused that need one
+            trial.start()  # it reads the tokenizer while this process does
+        return _Vocabulary(library.LLTokenizer(text, n_vocab=most, eos_token=end), end, trial)
     except ValueError as error:
         raise ValueError(
             f"structured_outputs: llguidance cannot use this model's tokenizer.json: "
             f"{_shortened(str(error))}; use free text with this model"
         ) from error
+
+
+def _untried(wanted: StructuredOutputsParams) -> str | None:
+    """Why a form is too large for a machine on which none can be tried; None if it is not."""
+    try:
+        check_bounds(wanted, UNTRIED)
+    except TooLarge as error:
+        return f"{error} where no other process can try it"
+    return None
 
 
 def _source(matcher: Any, wanted: StructuredOutputsParams, defaults: dict[str, Any]) -> str:

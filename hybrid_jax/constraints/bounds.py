@@ -1,0 +1,343 @@
+"""How large a form may be: sizes, depths, counts and numbers, looked at before native code reads it.
+
+llguidance bounds some of what it makes of a form, and little of what it reads. An integer at the edge of 64 bits, or
+some thousand references one after another, end the process by a signal. So each form is measured here first, in plain
+Python and without recursion. What is within the bounds can still cost too much: `trial.py` finds that out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+
+LARGEST = 1 << 63  # numbers must be below this in size: the library counts in 64 bits
+COUNTS = (
+    *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
+# Notes for people, which may hold any number. They are read only where a reference leads into them.
+NOTES = ("default", "examples", "title", "description", "$comment")
+# Below these a schema has names of its own, each with a schema.
+NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+UNUSED = ("$defs", "definitions")
+DATA = ("const", "enum")  # values, not schemas
+# The patterns below take time in proportion to the text: a run that cannot match is not tried in parts again (`*+`).
+COUNT_IN_BRACES = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
+ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]{0,100}\}|.?)", re.S)
+CLASS = re.compile(
+    r"\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)", re.S
+)  # a "]" at its beginning is a letter
+LARK = re.compile(
+    r"""
+    (?: //[^\n]* | \#[^\n]* )
+    | "(?:\\.|[^"\\])*+(?:"|\\?\Z)
+    | (?P<regex> /(?:\\.|[^/\\])++(?:/|\\?\Z) )
+    | (?P<json> %json\b\s*+ )
+    | \{\s*+(?P<least>\d*+)\s*+,?\s*+(?P<most>\d*+)\s*+\}
+    | ~\s*+(?P<from>\d++)(?:\s*+\.\.\s*+(?P<to>\d++))?
+    | ^[ \t]*+[?!]*+(?P<rule>[A-Za-z_][\w-]*+)(?:\.-?\d++)?(?:::\w++)?\s*+(?:\[[^\]\n]*+\]\s*+)?:(?!:)
+    | (?P<used> [A-Za-z_][\w-]*+ )
+    | (?P<open> [(\[] )
+    | (?P<close> [)\]] )
+    """,
+    re.X | re.M | re.S,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The largest form that may be compiled.
+
+    Attributes:
+        schema_chars: characters of a schema, as JSON.
+        text_chars: characters of a regular expression or of a grammar.
+        choices: texts of a choice, and values of an `enum`.
+        choice_chars: characters of all texts of a choice together.
+        depth: of values in a schema, and of brackets in an expression or a grammar.
+        count: of `maxItems` and its like, of the numbers in `{1,20}`, and of the digits of `multipleOf` as an integer.
+        repeats: of what stands inside several counts, one within the other: their product.
+        chain: references of a schema, or rules of a grammar, each of which names the next.
+    """
+
+    schema_chars: int = 1 << 20
+    text_chars: int = 1 << 18
+    choices: int = 100_000
+    choice_chars: int = 1 << 21
+    depth: int = 120
+    count: int = 100_000
+    repeats: int = 10_000_000
+    chain: int = 200
+
+
+TRIED = Bounds()  # for forms that another process tries first
+# For forms that nobody tries: far from all that ever ended a process.
+UNTRIED = Bounds(
+    schema_chars=1 << 17,
+    text_chars=1 << 14,
+    choices=10_000,
+    choice_chars=1 << 18,
+    depth=50,
+    count=10_000,
+    repeats=10_000,
+    chain=50,
+)
+
+
+class TooLarge(ValueError):
+    """A form exceeds a bound. The message names the part, its value and the limit."""
+
+
+def check_bounds(wanted: StructuredOutputsParams, bounds: Bounds) -> None:
+    """Measures a form. Whether it is right is not asked here.
+
+    Raises:
+        TooLarge: it exceeds a bound.
+        ValueError: something that must be JSON is not.
+
+    Example:
+        >>> check_bounds(StructuredOutputsParams(regex="a{1,20}"), TRIED)
+        >>> check_bounds(StructuredOutputsParams(json={"maxItems": 2147483647}), TRIED)
+        Traceback (most recent call last):
+        hybrid_jax.constraints.bounds.TooLarge: maxItems is 2147483647, the limit is 100000
+    """
+    if wanted.json is not None:
+        text = str(wanted.json)
+        _at_most("the length of the schema", len(text), bounds.schema_chars)
+        check_schema(json.loads(text), bounds)
+    elif wanted.regex is not None:
+        _at_most("the length of the expression", len(wanted.regex), bounds.text_chars)
+        check_regex("the expression", wanted.regex, bounds)
+    elif wanted.choice is not None:
+        _at_most("the number of choices", len(wanted.choice), bounds.choices)
+        _at_most("the length of all choices", sum(map(len, wanted.choice)), bounds.choice_chars)
+    elif wanted.grammar is not None:
+        _at_most("the length of the grammar", len(wanted.grammar), bounds.text_chars)
+        check_lark(wanted.grammar, bounds)
+
+
+def _at_most(what: str, value: float, limit: int) -> None:
+    if value > limit:
+        raise TooLarge(f"{what} is {reprlib.repr(value)}, the limit is {limit}")
+
+
+# --- JSON schemas ---------------------------------------------------------------------------------
+
+
+def check_schema(schema: Any, bounds: Bounds) -> None:
+    """As `check_bounds`, for a schema as JSON data of any kind.
+
+    It follows references as the library does: each place is read once, when the first way leads there.
+    """
+    _check_depth(schema, bounds.depth)
+    seen = set()
+    # value, the keyword it belongs to, what it is ("schema", "names" or "data"), references on the way to it
+    waiting: list[tuple[Any, str, str, int]] = [(schema, "the schema", "schema", 0)]
+    unused: list[
+        tuple[Any, str, str, int]
+    ] = []  # what the library reads where a reference leads to it, or not at all
+    while waiting or unused:
+        value, keyword, kind, num_references = (waiting or unused).pop()
+        if _is_number(value):
+            _check_number(keyword, value)
+        if not isinstance(value, dict | list) or (id(value), kind) in seen:
+            continue
+        seen.add((id(value), kind))
+        below = []
+        if isinstance(value, list) or kind != "schema":
+            parts = value if isinstance(value, list) else list(value.values())
+            part_kind = "data" if kind == "data" else "schema"
+            below = [(part, keyword, part_kind, num_references) for part in parts]
+        else:
+            for name, part in value.items():
+                _check_keyword(name, part, bounds)
+                entry = (part, name, _kind_below(name), num_references)
+                if name == "$ref" and isinstance(part, str):
+                    if num_references == bounds.chain:
+                        raise TooLarge(
+                            f"$ref {reprlib.repr(part)} comes after {num_references} references, each "
+                            "of which leads to the next; that is the limit"
+                        )
+                    target = _resolved(schema, part)
+                    below.append((target, "$ref", "schema", num_references + 1))
+                elif name in UNUSED:
+                    unused.append(entry)
+                elif name not in NOTES:
+                    below.append(entry)
+        waiting += reversed(below)
+
+
+def _check_depth(value: Any, limit: int) -> None:
+    """Goes through a value level by level."""
+    level, depth = [value], 0
+    while level:
+        _at_most("the depth of the schema", depth, limit)
+        parts = (
+            part for node in level for part in (node.values() if isinstance(node, dict) else node)
+        )
+        level = [part for part in parts if isinstance(part, dict | list)]
+        depth += 1
+
+
+def _kind_below(name: str) -> str:
+    """What stands under a keyword. Under one that is unknown there may be schemas to which references lead."""
+    if name in NAMES:
+        return "names"
+    return "data" if name in DATA else "schema"
+
+
+def _resolved(schema: Any, reference: str) -> Any:
+    """The place in a schema to which a reference leads; None if that is no place in it."""
+    if not reference.startswith("#/"):
+        return schema if reference == "#" else None
+    place = schema
+    for step in reference[2:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict) and step in place:
+            place = place[step]
+        elif (
+            isinstance(place, list) and re.fullmatch(r"[0-9]{1,7}", step) and int(step) < len(place)
+        ):
+            place = place[int(step)]
+        else:
+            return None
+    return place
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_number(keyword: str, value: float) -> None:
+    # The library reads some integers as floats. Those just below 2**63 become 2**63 then.
+    if abs(value) >= LARGEST or float(abs(value)) >= LARGEST:
+        raise TooLarge(f"{keyword} has {reprlib.repr(value)}, numbers must be below 2**63 in size")
+
+
+def _check_keyword(name: str, value: Any, bounds: Bounds) -> None:
+    """Looks at what a keyword counts, lists or matches."""
+    if name in COUNTS and _is_number(value):
+        _at_most(name, value, bounds.count)
+    elif name == "multipleOf" and _is_number(value):
+        _check_number(name, value)
+        # The library follows the remainders of the digits: 0.25 is 25 to it.
+        _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+        whole = abs(int(value)) if int(exponent) >= 0 else int("".join(map(str, digits)))
+        if whole > bounds.count:
+            raise TooLarge(
+                f"{name} is {value!r}, without its point {whole}, the limit is {bounds.count}"
+            )
+    elif name == "enum" and isinstance(value, list):
+        _at_most("the number of values of an enum", len(value), bounds.choices)
+    elif name == "pattern" and isinstance(value, str):
+        check_regex(name, value, bounds)
+    elif name == "patternProperties" and isinstance(value, dict):
+        for pattern in value:
+            check_regex(name, pattern, bounds)
+    elif name == "x-guidance" and isinstance(value, dict):
+        for option, text in value.items():
+            if isinstance(text, str):
+                check_regex(f"x-guidance.{option}", text, bounds)
+
+
+# --- regular expressions and grammars ---------------------------------------------------------------
+
+
+def check_regex(what: str, text: str, bounds: Bounds) -> None:
+    """As `check_bounds`, for a regular expression. `what` is its name in messages.
+
+    Example:
+        >>> check_regex("pattern", "(a{1,9}){2,99}", Bounds(repeats=500))
+        Traceback (most recent call last):
+        hybrid_jax.constraints.bounds.TooLarge: pattern: the product of counts within counts is 891, the limit is 500
+    """
+    # The most repeats so far of anything inside each open bracket, and those of what was read last.
+    most, last, position = [1], 1, 0
+    while position < len(text):
+        letter = text[position]
+        counted = COUNT_IN_BRACES.match(text, position) if letter == "{" else None
+        if counted is not None:
+            last *= max(1, _count(what, counted, counted.groups(), bounds))
+            _at_most(f"{what}: the product of counts within counts", last, bounds.repeats)
+        elif letter == "(":
+            most.append(1)
+            _at_most(f"{what}: the depth of brackets", len(most) - 1, bounds.depth)
+        else:
+            last = most.pop() if letter == ")" and len(most) > 1 else 1
+        most[-1] = max(most[-1], last)
+        position = _after(text, position) if counted is None else counted.end()
+
+
+def _after(text: str, position: int) -> int:
+    """Where a letter, an escape or a class of letters ends."""
+    pattern = {"\\": ESCAPE, "[": CLASS}.get(text[position])
+    found = pattern.match(text, position) if pattern else None
+    return found.end() if found else position + 1
+
+
+def _count(what: str, found: re.Match, numbers: Iterable[str | None], bounds: Bounds) -> int:
+    """The larger one of two numbers in braces, of which any may be missing."""
+    # More digits than fit would be refused all the same, and Python reads no more than 4300 of them.
+    count = max(int(number.lstrip("0")[:20] or 0) for number in numbers if number)
+    _at_most(f"{what}: the count in {reprlib.repr(found[0])}", count, bounds.count)
+    return count
+
+
+def check_lark(text: str, bounds: Bounds) -> None:
+    """As `check_bounds`, for a grammar, with the expressions and schemas in it. ValueError if a schema is not JSON."""
+    uses: dict[str, list[str]] = {}  # by rule
+    current: list[str] = []
+    depth = position = 0
+    while (found := LARK.search(text, position)) is not None:
+        position = found.end()
+        if found["regex"]:
+            check_regex("an expression", found["regex"], bounds)
+        elif found["json"]:
+            position = _check_inner_schema(text, position, bounds)
+        elif found["rule"]:
+            current, depth = uses.setdefault(found["rule"], []), 0
+        elif found["used"]:
+            current.append(found["used"])
+        elif found["open"] or found["close"]:
+            depth = max(0, depth + (1 if found["open"] else -1))
+            _at_most("the depth of brackets", depth, bounds.depth)
+        elif any(numbers := found.group("least", "most", "from", "to")):
+            _count("the grammar", found, numbers, bounds)
+    _check_rules(uses, bounds.chain)
+
+
+def _check_inner_schema(text: str, position: int, bounds: Bounds) -> int:
+    """Measures the JSON that begins at a position, and returns where it ends."""
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, position)
+    except RecursionError:
+        raise TooLarge(f"the depth of a %json schema exceeds the limit of {bounds.depth}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"%json must be followed by JSON ({error})") from None
+    except ValueError:
+        raise TooLarge("%json has a number with thousands of digits, the limit is 2**63") from None
+    check_schema(schema, bounds)
+    return end
+
+
+def _check_rules(uses: Mapping[str, list[str]], limit: int) -> None:
+    """Follows the rules from `start` as the library does: each is read once, where it is first used."""
+    seen: set[str] = set()
+    waiting = [("start", 0)]
+    while waiting:
+        name, chain = waiting.pop()
+        if name in seen or name not in uses:
+            continue
+        seen.add(name)
+        if chain > limit:
+            raise TooLarge(
+                f"rule {reprlib.repr(name)} comes after {limit} rules, each of which uses the next; that "
+                "is the limit"
+            )
+        waiting += [(used, chain + 1) for used in reversed(uses[name])]
