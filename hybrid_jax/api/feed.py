@@ -48,10 +48,16 @@ class Feed:
     Args:
         thread: of the LLM.
         accept: makes jobs of prompts and parameters, or raises.
+        foresee: gets ready what parameters ask for, and returns at once.
     """
 
-    def __init__(self, thread: EngineThread, accept: Accept) -> None:
-        self._thread, self._accept = thread, accept
+    def __init__(
+        self,
+        thread: EngineThread,
+        accept: Accept,
+        foresee: Callable[[SamplingParams], None] = lambda params: None,
+    ) -> None:
+        self._thread, self._accept, self._foresee = thread, accept, foresee
         self._tickets: list[Ticket] = []
         self._added: list[Ticket] = []  # since the last step
         self._closed = False
@@ -72,6 +78,14 @@ class Feed:
         self._tickets.append(ticket)
         self._added.append(ticket)
         return ticket
+
+    def foresee(self, sampling_params: SamplingParams) -> None:
+        """Says which parameters will be added later, and returns at once.
+
+        If they ask for a form of the text that is new, it is tried while other prompts run. Otherwise `add` does that,
+        and no turn is taken meanwhile.
+        """
+        self._foresee(sampling_params)
 
     def step(self) -> list[Ticket]:
         """Starts what was added, takes one turn of the engine, and returns the tickets that are finished, in order.

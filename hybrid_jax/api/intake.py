@@ -183,6 +183,14 @@ class Intake:
             for make in found
         ]
 
+    def foresee(self, params: SamplingParams) -> None:
+        """As `Constraints.foresee`."""
+        self._constraints.foresee(params)
+
+    def close(self) -> None:
+        """As `Constraints.close`."""
+        self._constraints.close()
+
     def complete(self, params: SamplingParams) -> SamplingParams:
         """The parameters for the engine. A temperature that is not given becomes the model's own, or 1.0."""
         if params.temperature is not None:

@@ -313,7 +313,7 @@ class LLM:
             >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
             [4, 4]
         """
-        return Feed(self._thread, self._intake.jobs)
+        return Feed(self._thread, self._intake.jobs, self._intake.foresee)
 
     def chat(
         self,
@@ -660,6 +660,7 @@ class LLM:
     def close(self) -> None:
         """Ends what still runs and frees the device memory. The object cannot be used afterwards."""
         self._thread.close()
+        self._intake.close()
         self._params = None
 
     def __enter__(self) -> LLM:

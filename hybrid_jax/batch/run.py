@@ -187,7 +187,7 @@ class Run:
             meter.num_live_tokens = lambda: feed.num_tokens
             while more or self._ahead or self._running:
                 self._check_errors()
-                more = more and self._read_some(lines)
+                more = more and self._read_some(lines, feed)
                 self._start_some(feed)
                 for ticket in feed.step():
                     self._answer(ticket)
@@ -211,7 +211,7 @@ class Run:
                 f"{self._output.path}, where each says what is wrong; to go on, raise max_errors"
             )
 
-    def _read_some(self, lines: Iterator[Line]) -> bool:
+    def _read_some(self, lines: Iterator[Line], feed: Feed) -> bool:
         """Reads some lines ahead, and returns whether there are more. The engine must not wait for a whole file."""
         num_bytes = 0
         for _ in range(READ_LINES):
@@ -221,7 +221,7 @@ class Run:
             if line is None:
                 return False
             num_bytes += len(line.data or b"")
-            self._read(line)
+            self._read(line, feed)
         return True
 
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
@@ -237,7 +237,7 @@ class Run:
                 if custom_id is not None:
                     note_id(self._ids, custom_id)
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: Line, feed: Feed) -> None:
         """Reads what a line asks for, or answers it with an error."""
         ids = AnswerIds(self._source.digest, line.index)
         entry = Entry(number=line.number, num_bytes=len(line.data or b""), ids=ids)
@@ -251,6 +251,7 @@ class Run:
                 chat_template=self._chat_template,
             )
             self._ahead.add(entry)
+            feed.foresee(entry.request.params[0])  # those of a line differ in their seeds only
 
     def _start_some(self, feed: Feed) -> None:
         """Starts lines that were read ahead, as long as there is room for them."""

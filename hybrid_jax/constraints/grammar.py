@@ -7,6 +7,7 @@ import json
 import re
 import reprlib
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ END = "<|end of the grammar|>"
 # write nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
 GRAMMARS_KEPT = 64
+FORESEEN_KEPT = 4096
 # Of a grammar, and of each step that follows it; llguidance's own defaults. Beyond them a text ends with "abort".
 LIMITS: dict[str, int | bool] = {
     "max_items_in_row": 2000,
@@ -50,6 +52,10 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._compiled = functools.lru_cache(GRAMMARS_KEPT)(lambda wanted: _Kept())
         self._reading = threading.Lock()
+        self._ahead: deque[StructuredOutputsParams] = deque()
+        self._foreseen: set[StructuredOutputsParams] = set()
+        self._looks_ahead = False  # a thread does
+        self._looking = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
         """A grammar at its start. It is compiled unless it was kept; who asks for another one does not wait for that.
@@ -66,8 +72,35 @@ class Grammars:
         start, end = kept.start
         return GrammarState(start, -(-self._vocab_size // 32), end)
 
+    def foresee(self, wanted: StructuredOutputsParams) -> None:
+        """Has a grammar tried that will be asked for. Returns at once; who asks for it later waits less, or not."""
+        with self._looking:
+            if wanted in self._foreseen:
+                return
+            if len(self._foreseen) >= FORESEEN_KEPT:
+                self._foreseen.clear()
+            self._foreseen.add(wanted)
+            self._ahead.append(wanted)
+            if self._looks_ahead:
+                return
+            self._looks_ahead = True
+        threading.Thread(target=self._look_ahead, name="hybrid_jax forms", daemon=True).start()
+
+    def _look_ahead(self) -> None:
+        """Tries what was foreseen, until there is no more."""
+        while True:
+            with self._looking:
+                if not self._ahead:
+                    self._looks_ahead = False
+                    return
+                wanted = self._ahead.popleft()
+            with suppress(ValueError):  # it is refused when it is asked for
+                self._tried(wanted)
+
     def close(self) -> None:
-        """Ends the process that tries grammars."""
+        """Ends the process that tries grammars, unless others use it."""
+        with self._looking:
+            self._ahead.clear()
         with self._reading:
             opened = self.__dict__.get("_opened")
         if opened is not None:
@@ -83,6 +116,15 @@ class Grammars:
 
     def _compile(self, wanted: StructuredOutputsParams) -> tuple[Any, int]:
         """An LLMatcher at the start of the grammar, and the id of END."""
+        library, source = _llguidance(), self._tried(wanted)
+        vocabulary, limits = self._vocabulary(), library.LLParserLimits(**LIMITS)
+        start = library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
+        if start.is_error():
+            raise _refusal(wanted, start.get_error())
+        return start, vocabulary.end
+
+    def _tried(self, wanted: StructuredOutputsParams) -> str:
+        """A grammar in llguidance's own notation that can be compiled here. ValueError if it cannot."""
         library = _llguidance()
         # What a schema says under "x-guidance" takes precedence over these defaults.
         defaults = {"whitespace_pattern": WHITESPACE}
@@ -91,18 +133,13 @@ class Grammars:
             source = _source(library.LLMatcher, wanted, defaults)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        vocabulary = self._vocabulary()
         try:
-            refused = vocabulary.trial.refusal(source)
+            refused = self._vocabulary().trial.refusal(source)
         except NoTrial:
             refused = _untried(wanted)
         if refused is not None:
             raise _refusal(wanted, refused)
-        limits = library.LLParserLimits(**LIMITS)
-        start = library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
-        if start.is_error():
-            raise _refusal(wanted, start.get_error())
-        return start, vocabulary.end
+        return source
 
 
 class _Kept:

@@ -83,6 +83,16 @@ class Constraints:
             )
         return TokenLimits(forbidden_ids=forbidden, constraints=constraints)
 
+    def foresee(self, params: SamplingParams) -> None:
+        """Says that a prompt with these parameters will come, and returns at once. Its form is tried meanwhile."""
+        if params.structured_outputs is not None and self._grammars is not None:
+            self._grammars.foresee(params.structured_outputs)
+
+    def close(self) -> None:
+        """Ends the process that tries forms, unless others use it."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     def _bad_sequences(self, index: int, params: SamplingParams) -> list[tuple[int, ...]]:
         if not params.bad_words:
             return []

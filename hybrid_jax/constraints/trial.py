@@ -56,7 +56,9 @@ class Worker:
         self._one_at_a_time = threading.Lock()
         self._process: Process | None = None
         self._pid = os.getpid()
-        self._vocabulary: Callable[[], Trial | None] = _nobody  # calling it gives the one that it holds
+        self._vocabulary: Callable[[], Trial | None] = (
+            _nobody  # calling it gives the one that it holds
+        )
         self._ready = False  # it has read that
         self._missing: str | None = None  # why there is no process and will be none
         self._users: weakref.WeakSet[Trial] = weakref.WeakSet()
@@ -78,6 +80,7 @@ class Worker:
             NoTrial: there is no process.
         """
         with self._one_at_a_time:
+            self._users.add(vocabulary)
             for _ in range(2):
                 answer, how = self._asked(vocabulary, source)
                 if answer is not None:
@@ -87,11 +90,13 @@ class Worker:
             return _what_happened(how)
 
     def leave(self, vocabulary: Trial) -> None:
-        """Ends the process unless somebody else uses it."""
-        with self._one_at_a_time:
-            self._users.discard(vocabulary)
-            if not self._users:
+        """Ends the process unless it is needed."""
+        self._users.discard(vocabulary)
+        if not self._users and self._one_at_a_time.acquire(blocking=False):
+            try:
                 self._stop()
+            finally:
+                self._one_at_a_time.release()
 
     def _asked(self, vocabulary: Trial, source: bytes) -> tuple[bytes | None, str]:
         """The answer of the process, or None and how it ended."""

@@ -31,7 +31,7 @@ WALK_SECONDS = (
     0.02  # of processor time for all walks of a grammar; a step that was begun is finished
 )
 STEP_SECONDS = 1.0  # of processor time; a slower step would hold up all other rows
-STACK_BYTES = 1 << 20  # less than any thread that may compile a grammar later
+STACK_BYTES = 2 << 20  # a quarter of what threads have that may compile the grammar later
 PARENT_SECONDS = 10.0  # between two looks at whether the parent is alive
 COMMON_TOKENS = (
     256  # in most vocabularies the first ones are single bytes, which end strings and numbers
