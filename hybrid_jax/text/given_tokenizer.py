@@ -21,9 +21,7 @@ from hybrid_jax.config.model_directory import (
     other_tokenizers,
 )
 from hybrid_jax.text.templates import NoTemplate
-from hybrid_jax.text.tokenizer import SPECIAL_NAMES, Tokenizer, own_copy
-
-SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
+from hybrid_jax.text.tokenizer import SAMPLE, SPECIAL_NAMES, Tokenizer, own_copy
 
 
 class TextCodec(Protocol):

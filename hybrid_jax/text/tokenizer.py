@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import tokenizers
 from hybrid_jax.config.model_directory import TOKENIZER_FILE, is_there, pointer
 from hybrid_jax.text.conversation import check_tools
 from hybrid_jax.text.templates import NoTemplate, compile_template, quoted_strings
+from hybrid_jax.text.tokenizer_file import called, check_tokenizer_file, without_panic
 from hybrid_jax.text.tokenizer_files import SPECIAL_NAMES as SPECIAL_NAMES
 from hybrid_jax.text.tokenizer_files import read_tokenizer_files
+
+SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
 
 
 class Tokenizer:
@@ -51,14 +55,16 @@ class Tokenizer:
         file = folder / TOKENIZER_FILE
         if not is_there(file, "tokenizer"):
             return None
+        data = file.read_bytes()
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            text = data.decode()
+            check_tokenizer_file(text)
+            backend = without_panic(lambda: _whole(tokenizers.Tokenizer.from_str(text)))
+            without_panic(lambda: _sampled(backend))
         except Exception as error:  # the library raises plain Exception
-            with file.open("rb") as opened:
-                hint = pointer(opened.read(64))
+            hint = pointer(data[:64])
             said = f"{error}; it {hint}" if hint else str(error)
             raise ValueError(f"{file}: not a tokenizer that can be read: {said}") from error
-        _whole(backend)
         beside = read_tokenizer_files(folder, backend)
         backend.add_tokens(beside.added)
         return cls(
@@ -95,7 +101,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the tokenizer's own special tokens unless told otherwise."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._encoding(text, add_special_tokens).ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        backend = self.backend
+        return called(
+            f"tokenizer: {reprlib.repr(text)} cannot be encoded",
+            lambda: backend.encode(text, add_special_tokens=add_special_tokens),
+        )
 
     def count_within(
         self, text: str, ids: Sequence[int], characters: Sequence[int]
@@ -110,7 +123,7 @@ class Tokenizer:
     def _token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
         """Where in a text each of its tokens ends, in characters. `encode` must have made the ids of this text."""
         for add_special_tokens in (False, True):
-            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            encoding = self._encoding(text, add_special_tokens)
             missing = len(ids) - len(encoding.ids)  # tokens that open the text
             if missing >= 0 and list(ids[missing:]) == encoding.ids:
                 return [0] * missing + [end for _, end in encoding.offsets]
@@ -118,7 +131,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that are not a character become U+FFFD."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        backend, listed = self.backend, list(ids)
+        return called(
+            f"tokenizer: {reprlib.repr(listed)} cannot be decoded",
+            lambda: backend.decode(listed, skip_special_tokens=skip_special_tokens),
+        )
 
     def batch_decode(
         self, sequences: Iterable[Sequence[int]], *, skip_special_tokens: bool = True
@@ -222,6 +239,13 @@ class Tokenizer:
 def own_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A copy that neither truncates nor pads; the caller's own may go on to."""
     return _whole(tokenizers.Tokenizer.from_str(backend.to_str()))
+
+
+def _sampled(backend: tokenizers.Tokenizer) -> None:
+    """Encodes and decodes a little, at which a damaged table panics."""
+    for special in (False, True):
+        with suppress(Exception):  # a text without tokens is no fault of the file
+            backend.decode(backend.encode(SAMPLE, add_special_tokens=special).ids or [0])
 
 
 def _whole(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

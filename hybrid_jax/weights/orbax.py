@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -77,9 +78,15 @@ def load_orbax(
     if not saved.is_dir():
         raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    damaged = f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         try:
             tree = checkpointer.metadata(saved).item_metadata.tree
+        except Exception as error:  # whatever the storage below raises, bare Exceptions too
+            raise ValueError(damaged) from error
+        # Damaged sizes would ask for any amount of memory.
+        _check_shapes(saved, config, tree)
+        try:
             target = jax.tree.map(
                 lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, to, sharding=here),
                 tree,
@@ -88,12 +95,27 @@ def load_orbax(
             total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
             progress(0, total)
             params = checkpointer.restore(saved, target)
-        except Exception as error:  # whatever the storage below raises, bare Exceptions too
-            raise ValueError(
-                f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
-            ) from error
+        except Exception as error:
+            raise ValueError(damaged) from error
     progress(total, total)
     return config if dtype == "auto" else replace(config, dtype=dtype), params
+
+
+def _check_shapes(saved: Path, config: ModelConfig, stored: Any) -> None:
+    """ValueError unless the arrays have the names and shapes that the config asks for."""
+    wanted, found = (
+        {
+            jax.tree_util.keystr(path): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (model_weights(config), stored)
+    )
+    for name in wanted.keys() | found.keys():
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"load_model: {saved} has {name} of shape {found.get(name)}, {CONFIG_FILE} asks for "
+                f"{wanted.get(name)}; save it again"
+            )
 
 
 def _dtypes(config: ModelConfig, stored: dict, dtype: str) -> dict:

@@ -7,8 +7,10 @@ it does not say which bytes of a damaged file are missing.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import reprlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ ARRAY_DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format
+MAX_AXES = 32  # of a numpy array
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 
 
@@ -95,10 +99,15 @@ def read_file(file: Path) -> dict[str, StoredTensor]:
             f"load_model: {file} is truncated or not a safetensors file, its header should end at byte "
             f"{8 + length}, it has {size} bytes; fetch it again"
         )
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"load_model: {file} is not a safetensors file, its header would have {length} bytes, the limit is "
+            f"{MAX_HEADER_BYTES}; fetch it again"
+        )
     try:
-        header = json.loads(raw[8 : 8 + length].tobytes())
+        header = json.loads(raw[8 : 8 + length].tobytes(), object_pairs_hook=_without_twins)
         header.pop("__metadata__", None)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"load_model: {file} has a malformed header: {error!r}") from error
     entries = {name: _read_entry(file, name, entry) for name, entry in header.items()}
     data = raw[8 + length :]
@@ -108,16 +117,45 @@ def read_file(file: Path) -> dict[str, StoredTensor]:
             f"load_model: {file} is truncated, it should have {8 + length + end} bytes, it has "
             f"{size}; fetch it again"
         )
-    tensors = {}
-    for name, (dtype, shape, start, stop) in entries.items():
-        need = int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES.get(dtype, 1)
-        if stop - start != need and dtype in ITEM_BYTES:
+    _check_places(file, entries)
+    return {
+        name: StoredTensor(file, name, dtype, shape, data[start:stop], mapping)
+        for name, (dtype, shape, start, stop) in entries.items()
+    }
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError if a name comes twice: the later one would hide the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twin, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{reprlib.repr(twin)} comes twice")
+    return found
+
+
+def _check_places(file: Path, entries: dict[str, tuple[str, tuple[int, ...], int, int]]) -> None:
+    """ValueError unless each tensor has the bytes that it needs, and no two have the same ones."""
+    last_stop, last_name = 0, ""
+    for name, (dtype, shape, start, stop) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        # numpy's product would wrap, so that a shape that fits in no memory could seem to fit
+        need = math.prod(shape) * ITEM_BYTES.get(dtype, 1)
+        if stop < start or (stop - start != need and dtype in ITEM_BYTES):
             raise ValueError(
-                f"load_model: {file} is damaged, tensor {name} of shape {shape} and dtype {dtype} "
-                f"needs {need} bytes, its header gives it {stop - start}; fetch it again"
+                f"load_model: {file} is damaged, tensor {name} of shape {reprlib.repr(shape)} and dtype {dtype} "
+                f"needs {reprlib.repr(need)} bytes, its header gives it {stop - start}; fetch it again"
             )
-        tensors[name] = StoredTensor(file, name, dtype, shape, data[start:stop], mapping)
-    return tensors
+        if len(shape) > MAX_AXES:
+            raise ValueError(
+                f"load_model: {file} is damaged, tensor {name} has {len(shape)} axes, the limit is {MAX_AXES}; "
+                "fetch it again"
+            )
+        if start < last_stop and stop > start:
+            raise ValueError(
+                f"load_model: {file} is damaged, tensors {last_name} and {name} share bytes {start} to "
+                f"{min(stop, last_stop)}; fetch it again"
+            )
+        if stop > start:
+            last_stop, last_name = stop, name
 
 
 def _read_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
