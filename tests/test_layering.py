@@ -66,6 +66,7 @@ LATE_IMPORTS = {
     "hybrid_jax.weights.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",
+    "hybrid_jax.constraints.trial_worker": "its path is set first, in a process that sees no packages",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
 }
 

@@ -20,6 +20,7 @@ from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
 from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer_file import without_panic
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"
@@ -28,6 +29,7 @@ END = "<|end of the grammar|>"
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
 GRAMMARS_KEPT = 64
 FORESEEN_KEPT = 4096
+MAX_IDS = 1 << 22  # of a tokenizer; for each one llguidance has an entry, and each mask a bit
 # Of a grammar, and of each step that follows it; llguidance's own defaults. Beyond them a text ends with "abort".
 LIMITS: dict[str, int | bool] = {
     "max_items_in_row": 2000,
@@ -218,16 +220,19 @@ def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> _Vo
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     known = set(backend.get_vocab(with_added_tokens=True).values())
-    backend.add_special_tokens([END])
-    end = backend.token_to_id(END)
     try:
+        if max(known) >= MAX_IDS:
+            raise ValueError(f"it has the id {max(known)}, the limit is {MAX_IDS}")
+        backend.add_special_tokens([END])
+        end = backend.token_to_id(END)
         if end is None or end in known:
             raise ValueError(f"its ids have gaps, so {end} came twice")
         most, text = max(vocab_size, max(known) + 1, end + 1), backend.to_str()
         trial = Trial(library, text, vocab_size=most, end=end, limits=LIMITS)
         with suppress(NoTrial):  # then forms are refused that need one
             trial.start()  # it reads the tokenizer while this process does
-        return _Vocabulary(library.LLTokenizer(text, n_vocab=most, eos_token=end), end, trial)
+        tokens = without_panic(lambda: library.LLTokenizer(text, n_vocab=most, eos_token=end))
+        return _Vocabulary(tokens, end, trial)
     except ValueError as error:
         raise ValueError(
             f"structured_outputs: llguidance cannot use this model's tokenizer.json: "

@@ -32,7 +32,7 @@ WALK_SECONDS = (
 )
 STEP_SECONDS = 1.0  # of processor time; a slower step would hold up all other rows
 STACK_BYTES = 2 << 20  # a quarter of what threads have that may compile the grammar later
-PARENT_SECONDS = 10.0  # between two looks at whether the parent is alive
+PARENT_SECONDS = 2.0  # between two looks at whether the parent is alive
 COMMON_TOKENS = (
     256  # in most vocabularies the first ones are single bytes, which end strings and numbers
 )

@@ -17,6 +17,8 @@ PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MAX_COMPONENTS = 1000  # of a part, one within the other or one after another
 MAX_GROWTH = 10_000  # times that replacements may lengthen a text, all of them together
 MAX_ADDED = 10_000  # characters that one component adds to a text
+MAX_ID = 10_000_000
+EIGHT_DIGITS = re.compile(r":\s*+\d{8}")
 SPACE = re.compile(r"[ \t\r\n]*")
 Answer = TypeVar("Answer")
 
@@ -31,9 +33,10 @@ def check_tokenizer_file(text: str) -> None:
         >>> check_tokenizer_file('{"normalizer": {"type": "Prepend", "prepend": "_"}}')
     """
     try:
-        parts = _parts(text)
+        parts = _parts(text, with_model=EIGHT_DIGITS.search(text) is not None)
     except (ValueError, RecursionError):
         return
+    _check_ids(parts)
     for name in PARTS:
         components = list(_components(parts.get(name)))
         if len(components) > MAX_COMPONENTS:
@@ -50,10 +53,15 @@ def check_tokenizer_file(text: str) -> None:
             )
 
 
-def _parts(text: str) -> dict[str, Any]:
-    """The entries of the file, up to the vocabulary if the others came before it: that alone takes long to read.
+def _parts(text: str, with_model: bool) -> dict[str, Any]:
+    """The entries of the file; up to the model, which alone takes long to read, if the other ones came before it.
 
-    ValueError or RecursionError if it is not JSON.
+    Args:
+        text: of the file.
+        with_model: read the model in any case.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
     """
     # An integer of thousands of digits is an error to Python, and a float to the library.
     decoder = json.JSONDecoder(parse_int=float)
@@ -62,7 +70,7 @@ def _parts(text: str) -> dict[str, Any]:
     while True:
         key, position = decoder.raw_decode(text, _after_space(text, position))
         position = _after_sign(":", text, position)
-        if key == "model" and all(part in found for part in PARTS):
+        if key == "model" and not with_model and all(part in found for part in PARTS):
             return found
         found[key], position = decoder.raw_decode(text, _after_space(text, position))
         if text.startswith("}", _after_space(text, position)):
@@ -81,6 +89,21 @@ def _after_sign(sign: str, text: str, position: int) -> int:
 def _after_space(text: str, position: int) -> int:
     found = SPACE.match(text, position)
     return found.end() if found else position
+
+
+def _check_ids(parts: dict[str, Any]) -> None:
+    """ValueError if an id is so large that going through all ids up to it, as the library does, takes minutes."""
+    vocabulary = parts["model"].get("vocab") if isinstance(parts.get("model"), dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    added = parts.get("added_tokens")
+    ids += [_id(token) for token in added] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, float)), default=0.0)
+    if largest >= MAX_ID:
+        raise ValueError(f"it has a token with the id {largest:.0f}, the limit is {MAX_ID}")
+
+
+def _id(token: Any) -> Any:
+    return token.get("id") if isinstance(token, dict) else None
 
 
 def _components(part: Any) -> Iterator[dict]:

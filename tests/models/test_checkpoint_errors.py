@@ -241,3 +241,70 @@ def test_broken_json_is_named(edit):
 def test_unknown_dtype_is_named():
     with pytest.raises(ValueError, match="dtype must be auto .*, got 'int4'"):
         load_model(GOLDENS[0], dtype="int4")
+
+
+def header_of(file):
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def put_header(file, text, data):
+    file.write_bytes(len(text).to_bytes(8, "little") + text.encode() + data)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda a, b: {"shape": [2**33, 2**31]},
+            r"damaged, tensor .* needs 73786976294838206464 bytes",
+        ),
+        (lambda a, b: {"shape": [2**64, 0]}, r"needs 0 bytes, its header gives it"),
+        (lambda a, b: {"shape": [10**30]}, r"needs 4000000000000000000000000000000 bytes"),
+        (lambda a, b: {"shape": [*a["shape"], *[1] * 40]}, r"has 42 axes, the limit is 32"),
+        (lambda a, b: {"data_offsets": a["data_offsets"][::-1]}, r"damaged, tensor .* gives it -"),
+        (lambda a, b: b, r"damaged, tensors .* and .* share bytes"),
+        (lambda a, b: {"data_offsets": [0, 2**63]}, r"is truncated, it should have 92233720368547"),
+        (lambda a, b: {"dtype": "NEW", "data_offsets": [9, 3]}, r"dtype NEW needs .* gives it -6"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(edit, change, message):
+    file = edit("llama_llama3") / "model.safetensors"
+    header, data = header_of(file)
+    one, other = [name for name in header if len(header[name].get("shape", ())) == 2][:2]
+    header[one] = header[one] | change(header[one], header[other])
+    put_header(file, json.dumps(header), data)
+    with pytest.raises(ValueError, match=message) as error:
+        load_model(file.parent)
+    assert "model.safetensors" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"a": ' * 100_000, "malformed header: RecursionError"),
+        ('{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}', "malformed header: .*'a' comes twice"),
+        ('{"a": {"dtype": "F32", "shape": [' + "9" * 5000 + "]}}", "malformed header: ValueError"),
+        ("[1]", "malformed header"),
+        ('"text"', "malformed header"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_header_that_is_no_table_of_tensors_is_refused(edit, text, message):
+    file = edit("llama_llama3") / "model.safetensors"
+    put_header(file, text, bytes(64))
+    with pytest.raises(ValueError, match=rf"model\.safetensors has a {message}"):
+        load_model(file.parent)
+
+
+def test_a_header_longer_than_the_format_allows_is_refused(edit):
+    file = edit("llama_llama3") / "model.safetensors"
+    with file.open("wb") as opened:  # it has a hole, and takes no room
+        opened.write((100_000_001).to_bytes(8, "little"))
+        opened.truncate(100_000_100)
+    with pytest.raises(ValueError, match="would have 100000001 bytes, the limit is 100000000"):
+        load_model(file.parent)
+    file.write_bytes((2**64 - 1).to_bytes(8, "little") + bytes(99))
+    with pytest.raises(ValueError, match="its header should end at byte 18446744073709551623"):
+        load_model(file.parent)

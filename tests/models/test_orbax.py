@@ -97,3 +97,44 @@ def test_damaged_orbax_directory_is_refused(tmp_path):
     (tmp_path / "model" / "params").mkdir()
     with pytest.raises(ValueError, match=r"model/params is damaged or not an orbax checkpoint"):
         load_model(tmp_path / "model")
+
+
+def test_arrays_of_another_size_than_the_config_names_are_refused_before_they_are_read(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    params["embed"] = jnp.zeros((3, config.width))
+    save_orbax(tmp_path / "other", config, params)
+    shown = rf"\['embed'\] of shape \(3, {config.width}\), model_config\.json asks for"
+    with pytest.raises(ValueError, match=shown):
+        load_model(tmp_path / "other")
+    del params["norm"]
+    save_orbax(
+        tmp_path / "less", config, params | {"embed": load_model(tmp_path / "model")[1]["embed"]}
+    )
+    with pytest.raises(ValueError, match=r"\['norm'\] of shape None, model_config\.json asks for"):
+        load_model(tmp_path / "less")
+
+
+@pytest.mark.parametrize("change", ["empty", "half", "noise", "gone", "folder"])
+def test_a_damaged_file_of_an_orbax_directory_is_one_line_or_does_no_harm(tmp_path, change):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    files = [file for file in (tmp_path / "model").rglob("*") if file.is_file()]
+    num_refused = 0
+    for file in sorted(files):
+        data = file.read_bytes()
+        file.unlink()
+        if change == "folder":
+            file.mkdir()
+        elif change != "gone":
+            half = data[: len(data) // 2]
+            file.write_bytes({"empty": b"", "half": half, "noise": bytes(range(256)) * 9}[change])
+        try:
+            load_model(tmp_path / "model")
+        except ValueError as error:
+            assert "model" in str(error) and "\n" not in str(error)
+            num_refused += 1
+        if change == "folder":
+            file.rmdir()
+        file.write_bytes(data)
+    assert num_refused >= 4
