@@ -158,6 +158,22 @@ MESSAGE = {"role": "user", "content": "hi"}
             "invalid_value",
             "got {'json_schema': {}, 'type': 'json_schema'}",
         ),
+        (
+            line(
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"enum": [-(2**63)]}},
+                }
+            ),
+            "invalid_value",
+            "cannot be followed: enum has -9223372036854775808, numbers must be below 2**63 in size",
+        ),
+        (
+            line(guided_json={"maxItems": 2**31 - 1}),
+            "invalid_value",
+            "maxItems is 2147483647, the limit",
+        ),
+        (line(guided_regex="a{2147483647}"), "invalid_value", "'{2147483647}' is 2147483647, the"),
         (line(structured_outputs={"xml": 1}), "invalid_value", "an object with one of json, regex"),
         (line(structured_outputs={}), "invalid_value", "needs exactly one of json, regex"),
         (line(guided_regex=5), "invalid_value", "regex must be made of non-empty text, got 5"),
