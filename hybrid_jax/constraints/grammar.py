@@ -20,7 +20,7 @@ from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
 from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.text.tokenizer_file import without_panic
+from hybrid_jax.text.tokenizer_bounds import without_panic
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"

@@ -17,7 +17,7 @@ import tokenizers
 from hybrid_jax.config.model_directory import TOKENIZER_FILE, is_there, pointer
 from hybrid_jax.text.conversation import check_tools
 from hybrid_jax.text.templates import NoTemplate, compile_template, quoted_strings
-from hybrid_jax.text.tokenizer_file import called, check_tokenizer_file, without_panic
+from hybrid_jax.text.tokenizer_bounds import called, check_tokenizer_bounds, without_panic
 from hybrid_jax.text.tokenizer_files import SPECIAL_NAMES as SPECIAL_NAMES
 from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
@@ -58,7 +58,7 @@ class Tokenizer:
         data = file.read_bytes()
         try:
             text = data.decode()
-            check_tokenizer_file(text)
+            check_tokenizer_bounds(text)
             backend = without_panic(lambda: _whole(tokenizers.Tokenizer.from_str(text)))
             without_panic(lambda: _sampled(backend))
         except Exception as error:  # the library raises plain Exception

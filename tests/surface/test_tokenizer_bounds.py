@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.text.tokenizer_file import check_tokenizer_file
+from hybrid_jax.text.tokenizer_bounds import check_tokenizer_bounds
 
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 
@@ -136,10 +136,10 @@ def test_a_part_behind_the_model_is_looked_at_too():
     first = tokenizer_json()
     del first["normalizer"]
     with pytest.raises(ValueError, match="is damaged"):
-        check_tokenizer_file(json.dumps(first | {"normalizer": table(b"")}))
+        check_tokenizer_bounds(json.dumps(first | {"normalizer": table(b"")}))
     integer = '{"x": 1' + "0" * 5000 + ', "normalizer": ' + json.dumps(table(b"")) + "}"
     with pytest.raises(ValueError, match="is damaged"):
-        check_tokenizer_file(integer)
+        check_tokenizer_bounds(integer)
 
 
 def test_usual_parts_are_read(tmp_path):

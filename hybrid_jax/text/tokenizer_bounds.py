@@ -23,14 +23,14 @@ SPACE = re.compile(r"[ \t\r\n]*")
 Answer = TypeVar("Answer")
 
 
-def check_tokenizer_file(text: str) -> None:
+def check_tokenizer_bounds(text: str) -> None:
     """Looks at the parts around the vocabulary. What is no JSON is left to the library, which refuses it.
 
     Raises:
         ValueError: a part would take too much memory, or holds a damaged table.
 
     Example:
-        >>> check_tokenizer_file('{"normalizer": {"type": "Prepend", "prepend": "_"}}')
+        >>> check_tokenizer_bounds('{"normalizer": {"type": "Prepend", "prepend": "_"}}')
     """
     try:
         parts = _parts(text, with_model=EIGHT_DIGITS.search(text) is not None)
