@@ -162,7 +162,7 @@ def stored_dtype(folder: Path) -> str | None:
             sum((_bytes_by_dtype(file) for file in found.files), Counter[str]())
             for found in find_weight_files(folder)
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return most_bytes(max(sizes, key=Counter.total))
 
