@@ -96,7 +96,7 @@ class Grammars:
                     self._looks_ahead = False
                     return
                 wanted = self._ahead.popleft()
-            with suppress(ValueError):  # it is refused when it is asked for
+            with suppress(Exception):  # it shows when the form is asked for
                 self._tried(wanted)
 
     def close(self) -> None:

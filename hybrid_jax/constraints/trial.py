@@ -17,8 +17,8 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from hybrid_jax.constraints.trial_worker import read_frame, write_frame
 
 LOG = logging.getLogger("hybrid_jax.requests")
 SECONDS = 3  # of processor time for a grammar, its walks included
-DEADLINE = 60.0  # seconds by the clock, should the system not count processor time, or the process wait for something
+DEADLINE = 60.0  # seconds by the clock, where processor time is not limited or the process waits for something
 MEMORY_BYTES = 1 << 30  # for a grammar, beside what the vocabulary takes
 VERDICTS_KEPT = 4096
 # What a grammar does to its process. Another signal came from outside.
 ITS_OWN_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGXCPU", "SIGTRAP")
+TOO_LATE, EXIT = "the deadline", "exit code"  # how else a process ends
 
 Process = Any  # a subprocess.Popen whose pipes are there
 
@@ -56,10 +57,9 @@ class Worker:
         self._one_at_a_time = threading.Lock()
         self._process: Process | None = None
         self._pid = os.getpid()
-        self._vocabulary: Callable[[], Trial | None] = (
-            _nobody  # calling it gives the one that it holds
-        )
-        self._ready = False  # it has read that
+        # Calling it gives the vocabulary that the process holds, or reads unless it is ready.
+        self._vocabulary: Callable[[], Trial | None] = _nobody
+        self._ready = False
         self._missing: str | None = None  # why there is no process and will be none
         self._users: weakref.WeakSet[Trial] = weakref.WeakSet()
 
@@ -85,7 +85,7 @@ class Worker:
                 answer, how = self._asked(vocabulary, source)
                 if answer is not None:
                     return json.loads(answer)
-                if how in ITS_OWN_SIGNALS:
+                if how in (*ITS_OWN_SIGNALS, TOO_LATE):
                     break
             return _what_happened(how)
 
@@ -101,27 +101,22 @@ class Worker:
     def _asked(self, vocabulary: Trial, source: bytes) -> tuple[bytes | None, str]:
         """The answer of the process, or None and how it ended."""
         process, answer = self._running(vocabulary), None
-        clock = threading.Timer(DEADLINE, process.kill)
-        clock.daemon = True
-        clock.start()
         try:
-            self._ready = was_ready = self._ready or read_frame(process.stdout) is not None
-            if was_ready:
-                with suppress(OSError):  # it has ended
+            with _deadline(process) as too_late, suppress(OSError):  # it has ended
+                self._ready = self._ready or read_frame(process.stdout) is not None
+                if self._ready:
                     _write(process, b"{}", source)
                     answer = read_frame(process.stdout)
-            if answer is not None:
-                return answer, ""
-            self._stop()
-        except (
-            BaseException
-        ):  # an interrupt: the answer would be taken for the one to the next grammar
+        except BaseException:
+            # An interrupt: the answer would be taken for the one to the next grammar.
             self._stop()
             raise
-        finally:
-            clock.cancel()
-        how = _how(process.returncode)
-        if not was_ready:
+        if answer is not None:
+            return answer, ""
+        was_ready = self._ready
+        self._stop()
+        how = TOO_LATE if too_late.is_set() else _how(process.returncode)
+        if not was_ready and how.startswith(EXIT):
             raise self._never(f"the process that would try them ended with {how}")
         return None, how
 
@@ -129,20 +124,22 @@ class Worker:
         """The process with a vocabulary, which it may still be reading."""
         if self._missing is not None:
             raise NoTrial(self._missing)
-        if (
-            self._pid != os.getpid()
-        ):  # a fork: the process belongs to the one that it was forked from
+        if self._pid != os.getpid():
+            # A fork: the process belongs to the one that it was forked from.
             self._process, self._pid = None, os.getpid()
-        if self._process is not None and self._process.poll() is not None:
+        is_other = self._vocabulary() is not vocabulary
+        if self._process is not None and (
+            self._process.poll() is not None or (is_other and not self._ready)
+        ):
             self._stop()
         try:
             if self._process is None:
-                self._process, self._vocabulary = _started(vocabulary.folder), _nobody
-            if self._vocabulary() is not vocabulary:
-                if self._vocabulary is not _nobody and not self._ready:
-                    read_frame(self._process.stdout)
+                self._process, is_other = _started(vocabulary.folder), True
+            if is_other:
                 self._ready, self._vocabulary = False, weakref.ref(vocabulary)
-                _write(self._process, vocabulary.settings, vocabulary.tokenizer)
+                # If it has ended, that shows when it is read from.
+                with _deadline(self._process), suppress(BrokenPipeError):
+                    _write(self._process, vocabulary.settings, vocabulary.tokenizer)
         except (OSError, ValueError) as error:
             self._stop()
             raise self._never(str(error)) from error
@@ -159,6 +156,7 @@ class Worker:
 
     def _stop(self) -> None:
         process, self._process, self._vocabulary = self._process, None, _nobody
+        self._ready = False
         if process is not None and self._pid == os.getpid():
             process.kill()
             process.wait()
@@ -186,7 +184,6 @@ class Trial:
         vocab_size: of the vocabulary that llguidance makes of it.
         end: the token that ends a text.
         limits: arguments of llguidance's `LLParserLimits`.
-        worker: the process that tries them; None for that of the program.
     """
 
     def __init__(
@@ -197,13 +194,12 @@ class Trial:
         vocab_size: int,
         end: int,
         limits: Mapping[str, int | bool],
-        worker: Worker | None = None,
     ) -> None:
         settings = {"vocab_size": vocab_size, "end": end, "limits": dict(limits)}
         settings |= {"memory_bytes": MEMORY_BYTES, "seconds": SECONDS}
         self.settings, self.tokenizer = json.dumps(settings).encode(), tokenizer.encode()
         self.folder = str(Path(library.__file__).resolve().parent.parent)
-        self._worker = worker or _worker
+        self._worker = _worker
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._looking = threading.Lock()
 
@@ -261,6 +257,24 @@ def _started(folder: str) -> Process:
     )
 
 
+@contextmanager
+def _deadline(process: Process) -> Iterator[threading.Event]:
+    """Ends a process that needs too long for what is in the block; the event tells whether it did."""
+    too_late = threading.Event()
+
+    def end() -> None:
+        too_late.set()
+        process.kill()
+
+    clock = threading.Timer(DEADLINE, end)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield too_late
+    finally:
+        clock.cancel()
+
+
 def _write(process: Process, head: bytes, body: bytes) -> None:
     write_frame(process.stdin, head)
     write_frame(process.stdin, body)
@@ -271,14 +285,16 @@ def _how(returncode: int) -> str:
     try:
         return signal.Signals(-returncode).name
     except ValueError:
-        return f"exit code {returncode}"
+        return f"{EXIT} {returncode}"
 
 
 def _what_happened(how: str) -> str:
     if how == "SIGXCPU":
         return f"compiling it takes more than {SECONDS} seconds"
-    if how == "SIGKILL":
-        return f"compiling it takes more than {DEADLINE:.0f} seconds, or the system's memory"
+    if how == TOO_LATE:
+        return f"compiling it takes more than {DEADLINE:.0f} seconds"
     if how == "SIGABRT":
         return f"compiling it takes more than {MEMORY_BYTES >> 20} MiB, or fails inside llguidance"
+    if how == "SIGKILL":
+        return "compiling it takes the memory of the whole system"
     return f"compiling it ends llguidance's process with {how}, as when too much is nested in it"

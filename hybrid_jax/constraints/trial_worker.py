@@ -27,15 +27,11 @@ except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]  # a module elsewhere
 
 WALKS, STEPS = 4, 100
-WALK_SECONDS = (
-    0.02  # of processor time for all walks of a grammar; a step that was begun is finished
-)
+WALK_SECONDS = 0.02  # of processor time for all walks of a grammar
 STEP_SECONDS = 1.0  # of processor time; a slower step would hold up all other rows
 STACK_BYTES = 2 << 20  # a quarter of what threads have that may compile the grammar later
 PARENT_SECONDS = 2.0  # between two looks at whether the parent is alive
-COMMON_TOKENS = (
-    256  # in most vocabularies the first ones are single bytes, which end strings and numbers
-)
+COMMON_TOKENS = 256  # often single bytes, which end strings and numbers
 
 
 def serve(library: Any, requests: BinaryIO, answers: BinaryIO) -> None:
