@@ -221,38 +221,53 @@ class CacheView:
                 f"that is all there can be: resume points lie {grain} tokens apart, and the last "
                 "token must be computed"
             )
-        what = "pages and state" if self._recurrent else "pages"
-        if look_up is None:
-            return f"the most for this prompt is {possible}: no earlier sequence left {what} further along this prompt"
-        return f"the most for this prompt is {possible}: {self._missing(look_up, what)}"
+        why = "" if look_up is None else f". {self._missing(look_up)}"
+        return f"{possible} were possible{why}"
 
-    def _missing(self, look_up: LookUp, what: str) -> str:
+    def _missing(self, look_up: LookUp) -> str:
         """What kept a prompt from resuming at its last resume point."""
+        what = "state" if self._recurrent else "pages"
+        known, hit, position = look_up.match_len, look_up.hit_len, look_up.position
         match look_up.why:
             case Why.EVICTED:
-                gone = what if look_up.pages else "the state"
+                gone = "Pages"
+                if self._recurrent:
+                    gone = "Pages and state" if look_up.pages else "The state"
+                others = f"{look_up.ago} other prompt{'s were' if look_up.ago != 1 else ' was'}"
                 return (
-                    f"{gone} at {look_up.position} had been evicted {look_up.ago} "
-                    f"request{'s' * (look_up.ago != 1)} before, by "
-                    f"policy {look_up.policy}; more memory would have kept it"
+                    f"{gone} at {position} had been evicted by policy {look_up.policy}; {others} looked up since. "
+                    f"More memory would have kept {'it' if gone == 'The state' else 'them'}"
+                )
+            case Why.TAKEN_BACK:
+                return (
+                    f"The state at {position} had been given up, because the request that wrote it needed its memory "
+                    "to go on. More memory would have kept it"
                 )
             case Why.NOT_ADMITTED:
+                span = f"between {hit} and {position}" if hit else f"up to {position}"
                 return (
-                    f"its first {look_up.match_len} tokens were known, but none of the requests that had them "
-                    f"left {what} between {look_up.hit_len} and {look_up.position}"
+                    f"The cache knew the first {known} tokens of this prompt, but had no saved {what} "
+                    f"{span}"
+                )
+            case Why.ENDED:
+                saved = f"its last saved {what}, at {position}" if position else "its beginning"
+                return (
+                    f"An earlier request had the first {known} tokens of this prompt, but it ended "
+                    f"{look_up.tail} tokens after {saved}, and what comes after that is not kept"
                 )
             case Why.NO_ROOM:
-                return f"{what} at {look_up.position} were there, and had to make room for this request itself"
+                return f"The cache had {what} at {position}, but there was no room for both that and this request"
             case Why.ASKED_FOR:
                 return (
-                    "the log-probabilities of the prompt were asked for, so all of it was computed"
+                    "The request asked for numbers of its prompt's tokens (log-probabilities, or the mean of hidden "
+                    f"states), so those after {hit} had to be computed"
                 )
-        if not look_up.match_len:
-            return "no earlier request that is still known began like it"
-        return (
-            f"no earlier request that is still known had more than the first {look_up.match_len} of its "
-            "tokens"
-        )
+        if not known:
+            return "The cache knew no earlier request that began like this one"
+        knew = f"The cache knew only the first {known} tokens of this prompt"
+        if hit:
+            return f"{knew}, so it could resume at {hit}"
+        return f"{knew}, and the first place to resume is {self._config.grain}"
 
     def describe(self) -> str:
         """The engine's memory, and the prefix tree: span and first tokens of each node, and what of it is cached."""

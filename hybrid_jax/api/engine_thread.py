@@ -202,6 +202,11 @@ class EngineThread:
             raise own_error(error)
         return answer
 
+    def ask_settled(self, question: Callable[[Engine], Answer]) -> Answer:
+        """`ask`, after what nobody waits for has ended, so that its pages are in the cache."""
+        self.settle()
+        return self.ask(question)
+
     def turn(self) -> None:
         """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
         loop = self._loop
@@ -439,8 +444,13 @@ class _Loop:
                 self._fail_prompt(call, job, error)
             if call.over:
                 news.pop(call, None)
+        try:
+            self._let_go()  # first, so that a prompt that goes on from there finds what was computed
+        except BaseException as error:
+            self._fail_turn(error)
         for call, deltas in news.items():
-            self._tell(call, deltas)
+            if not call.over:
+                self._tell(call, deltas)
 
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float

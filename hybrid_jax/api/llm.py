@@ -193,7 +193,7 @@ class LLM:
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(
-            self._thread.ask, self._ledger.seen, config, engine_config, tokenizer
+            self._thread.ask_settled, self._ledger.seen, config, engine_config, tokenizer
         )
         LOG.info("started %r on %s", self, self.device)
         for line in self._unread:

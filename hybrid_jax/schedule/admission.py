@@ -147,4 +147,6 @@ class Admission:
                 break
             self.waiting.remove(sequence)
             self.seats.take(sequence, parent.request.num_cached_tokens)
+            if not sequence.request.num_preemptions:
+                sequence.request.look_up = parent.request.look_up
             turn.fork(parent, sequence, copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware
 from hybrid_jax.cache.policy.request_log import RequestLog
@@ -61,20 +62,24 @@ class History:
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
         """Notes that a sequence starts after a prefix. The first time, it tells the request why it hit no further."""
         request = sequence.request
-        if request.look_up is not None or request.num_preemptions or request.output:
+        if request.num_preemptions or request.output:
             return
         known_len = sequence.known_len or 0
-        if match is None or request.first_read is not None:
+        if match is None:
             request.look_up = LookUp(match_len=known_len, hit_len=hit_len, why=Why.ASKED_FOR)
             return
-        request.look_up = look_up_result(
+        found = look_up_result(
             match,
             hit_len,
+            prompt=sequence.prompt,
             known_len=known_len,
             grain=self.log.grain,
             look_ups=self._tree.counters.lookups,
             policy=self._policy,
         )
+        if found.why is Why.COMPLETE and request.first_read is not None:
+            found = replace(found, why=Why.ASKED_FOR)  # it resumed where it may at most
+        request.look_up = found
 
     def so_far(self) -> History:
         """A copy with the log as it is now, whatever the engine does meanwhile; only for `replay` and `log`."""
@@ -115,14 +120,19 @@ class History:
         replay = lambda other: SimulatedCache(self._blocks, capacity, other)
         return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
-    def ended(self, sequence: Sequence, node: Node | None) -> None:
-        """Notes that a sequence ended for good; what it computed is cached down to `node`.
+    def ended(self, sequence: Sequence, node: Node | None, *, saved: int | None) -> None:
+        """Notes that a sequence ended for good; what it computed is cached down to `node`, its first `saved` tokens.
+
+        Args:
+            saved: None if nothing of it is to be reused.
 
         Of several siblings only the first is logged: they forked from one prompt, which was computed or hit once.
         """
         request, tree = sequence.request, self._tree
         if sequence.real_position < sequence.goal:
             return  # aborted before its prompt was computed, so there is no end to go on from
+        if saved is not None:
+            tree.ended(sequence.first_tokens(len(sequence.tokens)), saved)
         if node is not None and sequence.relation is not None:
             tree.policy.ended(node, sequence.relation)
         if request.sample_index:

@@ -81,10 +81,17 @@ class Memory:
 
     # --- room -----------------------------------------------------------------------------------
 
-    def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
+    def make_room(
+        self,
+        page_frames: int,
+        num_slots: int = 0,
+        *,
+        keep: Node | None = None,
+        needed: bool = True,
+    ) -> bool:
         """Evicts until so many frames and slots are free, but nothing that `keep` needs.
 
-        Returns False if the tree cannot give enough.
+        Returns False if the tree cannot give enough, which counts as a shortage if they are `needed`.
         """
         num_frames = page_frames + num_slots * self.geometry.state_frames
         if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
@@ -101,7 +108,7 @@ class Memory:
         after, counters = self.holds.frames_by_kind(), self.holds.counters
         counters.evicted_page_frames += before[0] - after[0]
         counters.evicted_checkpoint_frames += before[1] - after[1]
-        counters.memory_shortages += not fits
+        counters.memory_shortages += needed and not fits
         return fits
 
     # --- admission ------------------------------------------------------------------------------
@@ -231,14 +238,16 @@ class Memory:
         """Where the sequence's next checkpoint goes: its present slot if it is the only holder, else another slot.
 
         The reserved slot is used first, then a new one. If there is no room for a new one, the sequence takes its
-        checkpoint back from the tree. None if nothing helps.
+        checkpoint back from the tree. None if nothing helps. A sequence whose text may be cut leaves its present slot
+        as it is, if there is room.
         """
         if not self.geometry.has_state:
             return 0
         slot = sequence.slot
         if slot and self.slots.holders(slot) == 1:
-            self.give_back_reserve(sequence)
-            return slot
+            if not (self._keeps_present(sequence) and self._has_other_slot(sequence)):
+                self.give_back_reserve(sequence)
+                return slot
         if sequence.reserved_slot:
             slot, sequence.reserved_slot = sequence.reserved_slot, 0
             return slot
@@ -249,10 +258,24 @@ class Memory:
                 return slot
         return None
 
+    def _keeps_present(self, sequence: Sequence) -> bool:
+        """Whether the text of a decoding sequence may yet end before its next checkpoint."""
+        planned = sequence.slot != sequence.real_slot or sequence.kept_slot
+        return sequence.phase is Phase.DECODE and sequence.may_be_cut and not planned
+
+    def _has_other_slot(self, sequence: Sequence) -> bool:
+        return bool(sequence.reserved_slot) or self.make_room(0, 1, needed=False)
+
     def give_back_reserve(self, sequence: Sequence) -> None:
-        """Releases the slot that was reserved for the sequence's next checkpoint, if there is one."""
+        """Releases the slot that was reserved for the sequence's next checkpoint, and the one before the last."""
         self.holds.release_slot(sequence.reserved_slot)
         sequence.reserved_slot = 0
+        self.let_go_kept(sequence)
+
+    def let_go_kept(self, sequence: Sequence) -> None:
+        """Releases the checkpoint before the sequence's last one, if it was kept."""
+        self.holds.release_slot(sequence.kept_slot)
+        sequence.kept_slot = sequence.kept_checkpoint = 0
 
     def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
         """Notes that a chunk in this plan leaves a checkpoint; the old one is kept until the plan's end."""
@@ -284,6 +307,8 @@ class Memory:
 
         The ring folds before the first token past a grain boundary is fed.
         """
+        if sequence.phase is not Phase.STOPPING:
+            self.let_go_kept(sequence)  # the text goes on after the results before these
         sequence.position -= num_planned - num_tokens
         sequence.real_position += num_tokens
         if sequence.real_position > sequence.real_checkpoint + self.geometry.grain:
@@ -294,8 +319,10 @@ class Memory:
                 self.holds.counters.folds_to_new += to_new
                 self.holds.counters.folds_in_place += folds - to_new
             old, sequence.real_slot = sequence.real_slot, sequence.slot
-            sequence.real_checkpoint = checkpoint
-            if old != sequence.slot:
+            before, sequence.real_checkpoint = sequence.real_checkpoint, checkpoint
+            if old and old != sequence.slot and sequence.may_be_cut and not sequence.kept_slot:
+                sequence.kept_slot, sequence.kept_checkpoint = old, before
+            elif old != sequence.slot:
                 self.holds.release_slot(old)
 
     # --- the prefix tree ------------------------------------------------------------------------
@@ -340,17 +367,42 @@ class Memory:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Takes back a sequence's announcement and promises, because its prompt is computed or given up."""
-        if self.tree is not None and sequence.end_node is not None:
+        if self.tree is None:
+            return
+        self.tree.withdraw(sequence.owner)
+        if sequence.end_node is not None:
             self.arrived(sequence)
-            self.tree.withdraw(sequence.owner)
             self.tree.conclude(sequence.end_node)
             sequence.end_node = None
 
+    def foretell(self, sequence: Sequence) -> None:
+        """Tells the tree where an aborted sequence may leave a checkpoint, once its plans in flight are received.
+
+        Prompts that go on from there then wait for it.
+        """
+        if self.tree is None:
+            return
+        last = self.geometry.checkpoint(sequence.position)
+        if not self.geometry.has_state:
+            last = self.geometry.align(sequence.position)
+        last = min(last, self.geometry.align(len(sequence.tokens)))
+        if last:
+            node = self.tree.announce(sequence.first_tokens(last))
+            first = max(self._saved(sequence), self.geometry.grain)
+            for position in range(first, last + 1, self.geometry.grain):
+                self.tree.promise(sequence.owner, node, position)
+            self.tree.conclude(node)
+        self.tree.ended(sequence.first_tokens(len(sequence.tokens)), self._saved(sequence))
+
+    def _saved(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence can go into the tree, after the plans received so far."""
+        if self.geometry.has_state:
+            return sequence.real_checkpoint
+        return self.geometry.align(sequence.real_position)
+
     def publish(self, sequence: Sequence) -> Node | None:
         """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""
-        length = sequence.real_checkpoint
-        if not self.geometry.has_state:
-            length = self.geometry.align(sequence.real_position)
+        length = self._saved(sequence)
         if self.tree is not None and length:
             tokens = sequence.first_tokens(length)
             return self.tree.fill(tokens, sequence.pages, sequence.real_slot)
@@ -364,11 +416,15 @@ class Memory:
         Args:
             for_good: the sequence ends; otherwise it will wait again.
         """
-        node = None if sequence.damaged else self.publish(sequence)
+        whole = not sequence.damaged
+        if for_good and whole and sequence.kept_slot and self.tree is not None:
+            kept = sequence.first_tokens(sequence.kept_checkpoint)
+            self.tree.fill(kept, sequence.pages, sequence.kept_slot)
+        node = self.publish(sequence) if whole else None
         if sequence.damaged and self.tree is not None:
             self.tree.drop_path(sequence.prompt, sequence.request.num_cached_tokens)
         if for_good and self.history is not None:
-            self.history.ended(sequence, node)
+            self.history.ended(sequence, node, saved=self._saved(sequence) if whole else None)
         self.holds.release_frames(sequence.pages)
         self.holds.release_frames(_sources(sequence.copies))
         self.holds.release_slot(sequence.real_slot)
@@ -396,7 +452,11 @@ class Memory:
         assert not (self._later_frames or self._later_slots), "memory: a plan was left unfinished"
         frames = Counter(frame for s in sequences for frame in s.pages.reshape(-1).tolist())
         frames.update(frame for s in sequences for frame in _sources(s.copies))
-        held = [slot for s in sequences for slot in (*{s.slot, s.real_slot}, s.reserved_slot)]
+        held = [
+            slot
+            for s in sequences
+            for slot in (*{s.slot, s.real_slot}, s.kept_slot, s.reserved_slot)
+        ]
         slots = Counter(filter(None, held))
         agree(
             "holds",

@@ -150,7 +150,8 @@ class Scheduler:
     def abort(self, request_id: str) -> bool:
         """Ends a request now; no more of its tokens are reported. Returns False if the request is not live.
 
-        Its memory is released once no plan in flight names it. What it computed stays in the prefix tree.
+        Its memory is released once no plan in flight names it. What it computed then stays in the prefix tree, and
+        prompts that go on from there wait for it.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is Phase.STOPPING:
@@ -267,6 +268,8 @@ class Scheduler:
             self._finish(sequence)
         else:
             self.memory.withdraw(sequence)
+            if not sequence.damaged:
+                self.memory.foretell(sequence)
             sequence.phase = Phase.STOPPING
 
     def _leave(self, sequence: Sequence) -> None:

@@ -44,6 +44,8 @@ class Sequence:
         real_position, real_checkpoint, real_slot: how many tokens it has, where its checkpoint stands, and the handle
             of that checkpoint, after the plans received so far. The sequence has one hold on real_slot, and one on slot
             if that is another.
+        kept_slot, kept_checkpoint: the checkpoint before real_slot and where it stands, until the text that the last
+            results brought has been searched for stop strings: it may end before real_checkpoint. 0 for none.
         reserved_slot: slot for the first checkpoint of its own; 0 if there is none, or once that is written.
         copies: page copies that its first chunk makes, with a hold on each source until then.
         num_flights: plans in flight that name it.
@@ -72,6 +74,8 @@ class Sequence:
     real_position: int = 0
     real_checkpoint: int = 0
     real_slot: int = 0
+    kept_slot: int = 0
+    kept_checkpoint: int = 0
     reserved_slot: int = 0
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     num_flights: int = 0
@@ -123,6 +127,11 @@ class Sequence:
         return self.prompt if first is None else self.prompt[: first + 1]
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether its text may end before tokens that are computed already."""
+        return bool(self.request.params.stop)
+
+    @property
     def running(self) -> bool:
         """Whether it has a row."""
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
@@ -164,6 +173,7 @@ class Sequence:
         self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
         self.position = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
+        self.kept_slot = self.kept_checkpoint = 0
         self.num_flights, self.stopped = 0, False
         self.end_node = self.waits_for = None
         self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0

@@ -163,7 +163,7 @@ class Turn:
             else:
                 sequence.slot = target
         if tokens <= 0:
-            if not sequence.reserved_slot:
+            if not (sequence.reserved_slot or sequence.kept_slot):
                 return False
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)

@@ -72,6 +72,20 @@ def test_log_probabilities_of_a_prompt_need_all_of_it():
     assert (again.look_up.match_len, again.look_up.hit_len) == (100, 0)
 
 
+def test_log_probabilities_of_an_end_need_only_that():
+    engine, prompt = Engine.make(), tokens_of(random.Random(0), 100)
+    found = []
+    for name in "abc":
+        request = engine.add(
+            prompt, name=name, logprobs_from=70, cache_breakpoints=(70,), max_tokens=1
+        )
+        request.params = replace(request.params, prompt_logprobs=0)
+        engine.run()
+        found.append((request.look_up.why, request.look_up.match_len, request.look_up.hit_len))
+    # Up to 64 it may come from the cache, and the first one has left a state there.
+    assert found == [(Why.NEVER_SEEN, 0, 0), *[(Why.ASKED_FOR, 100, 64)] * 2]
+
+
 def test_a_checkpoint_that_leaves_no_room_for_its_own_request_is_named():
     # 13 frames: 300 tokens take 5 pages of 2 and a checkpoint of 3, not the one they would resume from as well.
     engine, prompt = Engine.make(num_frames=14, max_slots=30), tokens_of(random.Random(0), 300)

@@ -22,6 +22,7 @@ def random_traffic(
     num_prefixes=4,
     longest=220,
     arrivals=0.4,
+    stop=None,
 ):
     """Prompts that share prefixes in a tree-like way, arriving and aborting at random."""
     rng = random.Random(seed)
@@ -34,6 +35,7 @@ def random_traffic(
             options = {
                 "max_tokens": rng.choice([1, 2, 8, 30, 100, 120]),
                 "stop_ids": rng.choice([(), (0,), (0, 1, 2)]),
+                "stop": stop,
             }
             request = engine.add_siblings(rng.choice([1, 1, 1, 1, 1, 2, 4]), prompt, **options)[0]
             if rng.random() < 0.3:
@@ -49,6 +51,17 @@ def random_traffic(
                 pool.append((request.prompt + request.output)[:longest])
     engine.run()
     engine.check()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_texts_that_may_be_cut_keep_a_state_more(kind):
+    geometry, total = make_geometry(kind=kind), {}
+    for seed in range(3):
+        engine = Engine.make(geometry=geometry, num_frames=24, max_model_len=340, vocab=200)
+        random_traffic(seed, engine, turns=60, abort_rate=0.2, stop="x")
+        for name, count in {**engine.counters, **engine.device.events}.items():
+            total[name] = total.get(name, 0) + count
+    assert total["folds to new"] > total.get("folds in place", 0) and total["cache_hits"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.engine.simulated_engine import Engine, tokens_of
 
 MODEL = SimpleNamespace(recurrent=True)  # it has recurrent layers
 
-MOST = "the most for this prompt is 192"
+MOST = "192 were possible"
 
 
 class Asked:
@@ -57,22 +57,44 @@ def told(why, *, hit_len=32, match_len=100, **more):
     [
         (
             told(Why.EVICTED, position=96, ago=3, pages=True),
-            f"{MOST}: pages and state at 96 had been evicted 3 requests before, by policy lru; more memory "
-            "would have kept it",
+            f"{MOST}. Pages and state at 96 had been evicted by policy lru; 3 other prompts were looked up since. "
+            "More memory would have kept them",
         ),
-        (told(Why.EVICTED, position=96, ago=1), f"{MOST}: the state at 96 had been evicted 1 request before,"),
+        (
+            told(Why.EVICTED, position=96, ago=1),
+            f"{MOST}. The state at 96 had been evicted by policy lru; 1 other prompt was looked up since. "
+            "More memory would have kept it",
+        ),
+        (told(Why.TAKEN_BACK, position=96), f"{MOST}. The state at 96 had been given up, because the request that"),
         (
             told(Why.NOT_ADMITTED, position=96),
-            f"{MOST}: its first 100 tokens were known, but none of the requests that had them left pages and "
-            "state between 32 and 96",
+            f"{MOST}. The cache knew the first 100 tokens of this prompt, but had no saved state between 32 and 96",
+        ),
+        (told(Why.NOT_ADMITTED, position=96, hit_len=0), "but had no saved state up to 96"),
+        (
+            told(Why.ENDED, position=96, hit_len=96, match_len=129, tail=33),
+            f"{MOST}. An earlier request had the first 129 tokens of this prompt, but it ended 33 tokens after its "
+            "last saved state, at 96, and what comes after that is not kept",
+        ),
+        (
+            told(Why.ENDED, position=0, hit_len=0, match_len=33, tail=33),
+            f"{MOST}. An earlier request had the first 33 tokens of this prompt, but it ended 33 tokens after its "
+            "beginning, and what comes after that is not kept",
         ),
         (
             told(Why.NO_ROOM, position=96),
-            f"{MOST}: pages and state at 96 were there, and had to make room for this request itself",
+            f"{MOST}. The cache had state at 96, but there was no room for both that and this request",
         ),
-        (told(Why.ASKED_FOR), f"{MOST}: the log-probabilities of the prompt were asked for, so all of it"),
-        (told(Why.NEVER_SEEN, match_len=0), f"{MOST}: no earlier request that is still known began like it"),
-        (told(Why.NEVER_SEEN), "no earlier request that is still known had more than the first 100 of its tokens"),
+        (told(Why.ASKED_FOR), f"{MOST}. The request asked for numbers of its prompt's tokens (log-probabilities, or"),
+        (told(Why.NEVER_SEEN, match_len=0), f"{MOST}. The cache knew no earlier request that began like this one"),
+        (
+            told(Why.NEVER_SEEN, hit_len=96),
+            "The cache knew only the first 100 tokens of this prompt, so it could resume at 96",
+        ),
+        (
+            told(Why.NEVER_SEEN, hit_len=0, match_len=20),
+            "The cache knew only the first 20 tokens of this prompt, and the first place to resume is 32",
+        ),
     ],
 )  # fmt: skip
 def test_every_reason_has_its_words(reason, expected):
@@ -82,12 +104,14 @@ def test_every_reason_has_its_words(reason, expected):
 def test_requests_are_explained_in_words_and_numbers():
     asked, prompt = Asked(), tokens_of(random.Random(0), 200)
     assert asked.ask(prompt).startswith(
-        "request r0: 0 of 200 prompt tokens came from the prefix cache; the most for this prompt is 192"
+        "request r0: 0 of 200 prompt tokens came from the prefix cache; 192 were possible. The cache knew no earlier"
     )
     assert "request r1: 192 of 200 prompt tokens" in asked.ask(prompt)
-    assert "left pages and state between 0 and 64" in asked.ask(prompt[:70] + [60])
+    assert "the first 70 tokens of this prompt, but had no saved state up to 64" in asked.ask(
+        prompt[:70] + [60]
+    )
     asked.engine.scheduler.reset_prefix_cache()
-    assert "no earlier request that is still known began like it" in asked.ask(prompt)
+    assert "The cache knew no earlier request that began like this one" in asked.ask(prompt)
 
 
 def test_a_request_that_is_not_there_is_named():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.cache.pools.pages import NodePages
 
 LOSSES_KEPT = 8  # per node, the deepest
+ENDINGS_KEPT = 8  # per node, the latest
 MAX_NODES, MAX_TOKENS = 200, 6  # of the picture of a tree, and of each node in it
 
 
@@ -23,11 +24,26 @@ class Loss:
         position: where it stood.
         look_up: how many prompts had been looked up by then.
         pages: its pages went as well.
+        taken_back: the request that wrote it took it back, to overwrite it.
     """
 
     position: int
     look_up: int
     pages: bool
+    taken_back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ending:
+    """How a sequence ended after the last point that was saved of it.
+
+    Attributes:
+        saved: that point, in tokens; 0 if nothing was saved.
+        tokens: int32[n] its tokens after that.
+    """
+
+    saved: int
+    tokens: np.ndarray
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -52,6 +68,7 @@ class Node:
         num_cached_children: children with pages.
         note: what the tree's policy keeps of `end`, if it is a resume point; nothing to the tree.
         losses: checkpoints that stood on its span and were given away, by position.
+        endings: how sequences ended that were saved up to a point on its span, or up to the span's end.
         last_use: the tree's clock when the node was last resumed from or filled.
     """
 
@@ -71,6 +88,7 @@ class Node:
     last_use: int = 0
     note: Any = None
     losses: list[Loss] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens)  # never changes
@@ -98,6 +116,16 @@ class Node:
         """Remembers what the node gave away; of many the deepest."""
         kept = [known for known in self.losses if known.position != loss.position]
         self.losses = sorted([*kept, loss], key=lambda known: known.position)[-LOSSES_KEPT:]
+
+    def remember(self, ending: Ending) -> None:
+        """Keeps how a sequence ended; of many the latest."""
+        text = ending.tokens.tobytes()
+        others = [
+            known
+            for known in self.endings
+            if known.saved != ending.saved or not text.startswith(known.tokens.tobytes())
+        ]
+        self.endings = [*others, ending][-ENDINGS_KEPT:]
 
     def path(self) -> list[Node]:
         """Nodes from below the root down to this one."""
@@ -183,9 +211,11 @@ class Why(Enum):
     COMPLETE = "complete"  # it resumed at the last position it could
     NEVER_SEEN = "never seen"
     NOT_ADMITTED = "not admitted"
+    ENDED = "ended"  # an earlier sequence had more of the prompt, but ended before that was saved
     EVICTED = "evicted"
+    TAKEN_BACK = "taken back"  # by the request that wrote it, to overwrite it
     NO_ROOM = "no room"
-    ASKED_FOR = "asked for"  # the request itself needs all of its prompt computed
+    ASKED_FOR = "asked for"  # the request itself needs the rest of its prompt computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +225,12 @@ class LookUp:
     Attributes:
         match_len, hit_len: tokens known, and skipped.
         why: what kept it from more.
-        position: where it would have resumed, had that been kept; 0 where nothing was.
-        ago: prompts looked up since it was given away.
+        position: where it would have resumed, had that been kept; 0 where nothing was. Of a sequence that ended too
+            early, the last point that was saved.
+        ago: other prompts looked up since it was given away.
         pages: its pages were given away as well.
-        policy: that chose it.
+        tail: of a sequence that ended too early, its tokens after the last point that was saved.
+        policy: of the cache.
     """
 
     match_len: int
@@ -207,46 +239,68 @@ class LookUp:
     position: int = 0
     ago: int = 0
     pages: bool = False
+    tail: int = 0
     policy: str = ""
 
 
 def look_up_result(
-    match: Match, hit_len: int, *, known_len: int, grain: int, look_ups: int, policy: str
+    match: Match,
+    hit_len: int,
+    *,
+    prompt: np.ndarray,
+    known_len: int,
+    grain: int,
+    look_ups: int,
+    policy: str,
 ) -> LookUp:
     """What a look-up and what came of it say.
 
     Args:
-        match: of the prompt.
+        match: of the prompt, or of a part of it if no hit may reach further.
         hit_len: tokens that are skipped in the end.
+        prompt: int32[n] all of it.
         known_len: tokens that were known before the prompt came.
-        look_ups: prompts looked up so far.
+        look_ups: prompts looked up so far, this one included.
         policy: its name.
     """
     possible = (match.num_tokens - 1) // grain * grain
-    reach = min(known_len // grain * grain, possible)
-    why, position = Why.NEVER_SEEN, 0
-    deepest: Loss | None = None
-    if hit_len >= possible:
-        why = Why.COMPLETE
-    elif hit_len < match.hit_len:
-        why, position = Why.NO_ROOM, match.hit_len
-    else:
-        losses = (loss for node in match.reached.path() for loss in node.losses)
-        between = [loss for loss in losses if hit_len < loss.position <= reach]
-        deepest = max(between, key=lambda loss: loss.position, default=None)
-        if deepest is not None:
-            why, position = Why.EVICTED, deepest.position
-        elif reach > hit_len:
-            why, position = Why.NOT_ADMITTED, reach
-    return LookUp(
-        match_len=known_len,
-        hit_len=hit_len,
-        why=why,
-        position=position,
-        ago=look_ups - deepest.look_up if deepest else 0,
-        pages=deepest is not None and deepest.pages,
-        policy=policy,
+    path = match.reached.path()
+    losses = [loss for node in path for loss in node.losses if loss.position <= match.match_len]
+    # What others have left since the prompt came is known as well.
+    known_len = max([known_len, match.cached_len, *(loss.position for loss in losses)])
+    ending, ended_len = _longest_ending(path, match.match_len, prompt)
+    reach = min(max(known_len, ended_len) // grain * grain, possible)
+    between = [loss for loss in losses if hit_len < loss.position <= reach]
+    found = LookUp(
+        match_len=max(known_len, ended_len), hit_len=hit_len, why=Why.NEVER_SEEN, policy=policy
     )
+    if hit_len >= possible:
+        return replace(found, why=Why.COMPLETE)
+    if hit_len < match.hit_len:
+        return replace(found, why=Why.NO_ROOM, position=match.hit_len)
+    if between:
+        loss = max(between, key=lambda loss: loss.position)
+        why = Why.TAKEN_BACK if loss.taken_back else Why.EVICTED
+        ago = look_ups - 1 - loss.look_up
+        return replace(found, why=why, position=loss.position, ago=ago, pages=loss.pages)
+    if reach > hit_len and (ending is None or known_len // grain * grain > hit_len):
+        return replace(found, why=Why.NOT_ADMITTED, position=reach)
+    if reach > hit_len and ending is not None:
+        return replace(found, why=Why.ENDED, position=ending.saved, tail=len(ending.tokens))
+    return found
+
+
+def _longest_ending(
+    path: list[Node], match_len: int, prompt: np.ndarray
+) -> tuple[Ending | None, int]:
+    """Of the sequences that ended on a path, the one that has most of a prompt, and how many tokens it has."""
+    best, best_len = None, 0
+    for ending in (ending for node in path for ending in node.endings):
+        if ending.saved <= match_len and ending.saved + len(ending.tokens) > best_len:
+            length = ending.saved + common_prefix_len(ending.tokens, prompt[ending.saved :])
+            if length > best_len:
+                best, best_len = ending, length
+    return best, best_len
 
 
 # --- a listing ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hybrid_jax.cache.pools.pages import PageStore, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
-from hybrid_jax.cache.tree.node import Loss, Match, Node, shared_len
+from hybrid_jax.cache.tree.node import Ending, Loss, Match, Node, shared_len
 from hybrid_jax.cache.tree.span_tree import SpanTree
 
 
@@ -367,6 +367,8 @@ class RadixTree(SpanTree):
         if node is None:
             return False
         self.counters.disowned_checkpoints += 1
+        look_ups = self.counters.lookups
+        node.lose(Loss(position=node.end, look_up=look_ups, pages=False, taken_back=True))
         self.drop_checkpoint(node)
         return True
 
@@ -384,6 +386,19 @@ class RadixTree(SpanTree):
             if node.end <= keep or node.num_cached_children or node.pins:
                 return
             self.drop_all(node)
+
+    def ended(self, tokens: np.ndarray, saved: int) -> None:
+        """Remembers how a sequence ended, to explain what later prompts miss.
+
+        Nothing is remembered if its first `saved` tokens are not known any more.
+
+        Args:
+            tokens: int32[n] all of them.
+            saved: how many of them were put into the tree; 0 if none were.
+        """
+        match = self.match(tokens[: max(saved, 1)])
+        if saved < len(tokens) and match.match_len >= max(saved, 1):
+            match.reached.remember(Ending(saved=saved, tokens=tokens[saved:].copy()))
 
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""

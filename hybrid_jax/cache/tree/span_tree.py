@@ -18,7 +18,7 @@ from hybrid_jax.cache.pools.counted import CountedSlots
 from hybrid_jax.cache.pools.pages import PageStore
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.node import LOSSES_KEPT, Node, shared_len
+from hybrid_jax.cache.tree.node import ENDINGS_KEPT, LOSSES_KEPT, Node, shared_len
 
 
 class SpanTree:
@@ -115,6 +115,9 @@ class SpanTree:
         if node.losses:
             upper.losses = [loss for loss in node.losses if loss.position <= upper.end]
             node.losses = node.losses[len(upper.losses) :]
+        if node.endings:
+            upper.endings = [ending for ending in node.endings if ending.saved <= upper.end]
+            node.endings = [ending for ending in node.endings if ending.saved > upper.end]
         self.num_nodes += 1
         if node.cached:
             first = self._page_start(upper)
@@ -141,6 +144,7 @@ class SpanTree:
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.start, child.parent = node.start, node.parent
         child.losses = (node.losses + child.losses)[-LOSSES_KEPT:]
+        child.endings = (node.endings + child.endings)[-ENDINGS_KEPT:]
         child.last_use = max(child.last_use, node.last_use)
         node.above.children[int(child.tokens[0])] = child
         self._leave(node)
