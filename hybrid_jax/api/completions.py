@@ -67,6 +67,8 @@ class Completion:
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), request.prompt
             )
         self._stops = StopStrings(params.stop or (), include=params.include_stop_str_in_output)
+        # The text of special tokens is left out, but a stop string may name one.
+        self._hides_special = bool(params.stop) and params.skip_special_tokens
 
     def take(self) -> None:
         """Takes the tokens that are new. Sets `finish_reason` if the completion ends with them.
@@ -88,11 +90,7 @@ class Completion:
                 self.logprobs.append(logprob_entries(found, self._tokenizer))
                 self.cumulative_logprob += found.logprob
             if token not in request.stop_ids and self._decoder is not None:
-                piece = self._decoder.push(token)
-                if len(self.token_ids) > request.params.min_tokens:
-                    self._show(piece)
-                else:
-                    self.text += piece
+                self._push(token)
             if self.finish_reason is not None:
                 return
         if request.finish_reason == "error":
@@ -103,8 +101,19 @@ class Completion:
         if request.finish_reason is not None:
             self._finish()
 
-    def _show(self, piece: str) -> None:
-        shown, stop = self._stops.push(piece)
+    def _push(self, token: int) -> None:
+        """Makes text of a token, and searches it unless it comes before `min_tokens`."""
+        assert self._decoder is not None and self._tokenizer is not None, "it makes text"
+        piece = self._decoder.push(token)
+        if len(self.token_ids) <= self.request.params.min_tokens:
+            self.text += piece
+            return
+        self._show(piece)
+        if self._hides_special and self.finish_reason is None:
+            self._show(self._tokenizer.hidden_text(token), hidden=True)
+
+    def _show(self, piece: str, *, hidden: bool = False) -> None:
+        shown, stop = self._stops.push(piece, hidden=hidden)
         self.text += shown
         if stop is not None:
             self.finish_reason, self.stop_reason = "stop", stop
@@ -146,7 +155,7 @@ class Job:
         limits: what limits the choice of tokens in each completion.
         compile_seconds: returns how long the engine has compiled so far.
         peak_memory_bytes: returns the most memory in use so far.
-        logprobs_from, pooling: as in `Request`.
+        logprobs_from, pooling, reads_only: as in `Request`.
 
     Attributes:
         error: why it ended early, if its call keeps errors.
@@ -168,6 +177,7 @@ class Job:
         peak_memory_bytes: Callable[[], int | None],
         logprobs_from: int = 1,
         pooling: Pooling | None = None,
+        reads_only: bool = False,
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
         self._tokenizer = tokenizer
@@ -196,6 +206,7 @@ class Job:
                     cache_breakpoints=prompt.cache_breakpoints,
                     logprobs_from=logprobs_from,
                     pooling=pooling,
+                    reads_only=reads_only,
                 ),
                 tokenizer,
             )

@@ -102,7 +102,8 @@ class Intake:
 
         Args:
             prompts, params: as in `LLM.generate`. A prompt that has failed already is given as its error.
-            logprobs_from, pooling: as in `Request`, the first of them for each prompt.
+            logprobs_from, pooling: as in `Request`, the first of them for each prompt. If one is given, nothing is
+                generated.
             errors: "raise" or "return".
 
         Raises:
@@ -116,7 +117,7 @@ class Intake:
         complete = {id(own): self.complete(own) for own in paired}  # often there is one for all
         found: list[functools.partial[Job] | Exception] = []
         for index, (prompt, given) in enumerate(zip(listed, paired, strict=True)):
-            first = 1 if logprobs_from is None else logprobs_from[index]
+            first = None if logprobs_from is None else logprobs_from[index]
             try:
                 if isinstance(prompt, Exception):
                     raise prompt
@@ -134,7 +135,7 @@ class Intake:
         index: int,
         given: PromptLike,
         params: SamplingParams,
-        logprobs_from: int,
+        logprobs_from: int | None,
         pooling: Pooling | None,
     ) -> functools.partial[Job]:
         """What makes a job of a prompt, which has been checked, once it has a number."""
@@ -145,13 +146,18 @@ class Intake:
                 f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
                 "use stop_token_ids"
             )
-        max_tokens = resolve_max_tokens(
-            index,
-            len(prompt.token_ids),
-            params,
-            engine.max_model_len,
-            default=self.defaults.max_tokens,
-        )
+        prompt_len, max_tokens = len(prompt.token_ids), 1
+        reads_only = logprobs_from is not None or pooling is not None
+        if reads_only:
+            check_fits(index, prompt_len, engine.longest_prompt)
+        else:
+            max_tokens = resolve_max_tokens(
+                index,
+                prompt_len,
+                params,
+                engine.max_model_len,
+                default=self.defaults.max_tokens,
+            )
         stop_ids = resolve_stop_ids(index, params, self._config)
         limits = self._constraints.limits(index, params, stop_ids)
         return functools.partial(
@@ -165,8 +171,9 @@ class Intake:
             limits=limits,
             compile_seconds=engine.compile_seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
-            logprobs_from=logprobs_from,
+            logprobs_from=logprobs_from or 1,
             pooling=pooling,
+            reads_only=reads_only,
         )
 
     def _numbered(
@@ -300,6 +307,20 @@ def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) ->
             f"model's own included, got {len(stops)}"
         )
     return stops
+
+
+def check_fits(index: int, prompt_len: int, longest_prompt: int) -> None:
+    """TooLong if a prompt that is only read does not fit.
+
+    Args:
+        index: of the prompt, for messages.
+        prompt_len, longest_prompt: lengths in tokens.
+    """
+    if prompt_len > longest_prompt:
+        raise TooLong(
+            f"prompt {index}: has {prompt_len} tokens, but the longest that can be read is {longest_prompt}; "
+            "shorten it, or raise max_model_len or memory"
+        )
 
 
 def resolve_max_tokens(

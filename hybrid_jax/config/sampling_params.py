@@ -77,7 +77,7 @@ class SamplingParams:
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
             strings that begin there pass. Only a grammar that allows nothing more ends a text before.
-        stop: strings that end the text.
+        stop: strings that end the text. They may name special tokens, also where these are left out of the text.
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.
         include_stop_str_in_output: keep the stop string in the text.

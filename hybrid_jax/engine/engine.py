@@ -103,6 +103,11 @@ class Engine:
         return self.scheduler.max_output(0)
 
     @property
+    def longest_prompt(self) -> int:
+        """The longest prompt, in tokens, of which numbers can be read without generating anything."""
+        return self.scheduler.longest_prompt
+
+    @property
     def has_work(self) -> bool:
         """Whether a request is unfinished, or results are outstanding."""
         return bool(self._live or self._pending or self._next)

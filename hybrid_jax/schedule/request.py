@@ -48,6 +48,7 @@ class Request:
         logprobs_from: of a request that asks for log-probabilities of its prompt, the first prompt token whose
             log-probability is needed. What lies before it may come from the prefix cache.
         pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, or the "mean".
+        reads_only: only numbers of its prompt are wanted. One token is drawn all the same, and needs no room.
         generation: its steps run on programs of this generation or older ones (`Runner.begin`).
         output: tokens generated so far; they survive preemption.
         num_reported: how many of these the engine's caller has been told of.
@@ -77,6 +78,7 @@ class Request:
     cache_breakpoints: tuple[int, ...] = ()
     logprobs_from: int = 1
     pooling: Pooling | None = None
+    reads_only: bool = False
     generation: int = 0
     output: list[int] = field(default_factory=list)
     num_reported: int = 0

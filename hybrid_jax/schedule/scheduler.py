@@ -113,6 +113,11 @@ class Scheduler:
         """How many tokens a prompt of this length can be continued by, as model and pool allow; may be < 1."""
         return min(self.max_model_len, self._pool_holds) - prompt_len
 
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt that is not continued, as model and pool allow."""
+        return min(self.max_model_len, self._pool_holds - 1)
+
     def add(self, request: Request) -> None:
         """Queues a request.
 
@@ -120,6 +125,7 @@ class Scheduler:
             ValueError: its id is live already, its prompt is empty, or it can never fit. It cannot fit if the prompt
                 and one token exceed the model's length or the pool. With an explicit `params.max_tokens`, the prompt
                 and `max_tokens` of the request count instead. Without one, the request ends at the length that fits.
+                Of a request that only reads, the prompt alone counts.
         """
         where, prompt_len = f"request {request.request_id!r}", len(request.prompt)
         if request.request_id in self._sequences:
@@ -131,7 +137,7 @@ class Scheduler:
         explicit = request.params.max_tokens is not None
         asked = request.max_tokens if explicit else 1
         for most, what, setting in (
-            (self.max_model_len, "the model", "max_model_len"),
+            (self.max_model_len + request.reads_only, "the model", "max_model_len"),
             (self._pool_holds, "the pool", "memory"),
         ):
             if prompt_len + asked > most:
@@ -139,7 +145,9 @@ class Scheduler:
                     f"{where}: prompt of {prompt_len} tokens and {asked} to generate need {prompt_len + asked}, "
                     f"{what} holds {most}; shorten the prompt or max_tokens, or raise {setting}"
                 )
-        limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
+        # The one token that is drawn for a request that only reads is never fed.
+        room = 1 if request.reads_only else self.max_output(prompt_len)
+        limit = prompt_len + min(request.max_tokens, room)
         request.drafts.depth = self.drafts.depth
         sequence = Sequence(request=request, arrival=self._num_arrivals, limit=limit)
         self._num_arrivals += 1

@@ -118,29 +118,40 @@ class StopStrings:
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._include = include
         self._held = ""
+        self._hidden: list[tuple[int, int]] = []  # where in the held text the hidden parts lie
 
-    def push(self, piece: str) -> tuple[str, str | None]:
-        """Takes a piece, and returns the text that may be shown, and the stop string that ended it, or None."""
+    def push(self, piece: str, *, hidden: bool = False) -> tuple[str, str | None]:
+        """Takes a piece, and returns the text that may be shown, and the stop string that ended it, or None.
+
+        A hidden piece, the text of a special token, may be a part of a stop string, but is not shown itself.
+        """
         if not self._stops:
-            return piece, None
+            return "" if hidden else piece, None
         text = self._held + piece
+        if hidden:
+            self._hidden.append((len(self._held), len(text)))
         ends = [
             (start + len(stop), start, stop)
             for stop in self._stops
             if (start := text.find(stop)) >= 0
         ]
         if ends:
-            end, start, stop = min(ends)  # ties: the smallest start is the longest string
-            self._held = ""
-            return text[: end if self._include else start], stop
-        keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+            _, start, stop = min(ends)  # ties: the smallest start is the longest string
+            return self._give_out(text, start, start) + (stop if self._include else ""), stop
+        return self._give_out(text, len(text) - self._possible_start(text), len(text)), None
 
     def finish(self) -> str:
         """The text that was held back, which is not a stop string after all."""
-        held, self._held = self._held, ""
-        return held
+        return self._give_out(self._held, len(self._held), len(self._held))
+
+    def _give_out(self, text: str, cut: int, end: int) -> str:
+        """What is shown of the text before `cut`. What follows, up to `end`, is held back."""
+        self._held, hidden = text[cut:end], self._hidden
+        self._hidden = [(max(0, a - cut), b - cut) for a, b in hidden if b > cut]
+        for a, b in reversed(hidden):
+            if a < cut:
+                text, cut = text[:a] + text[b:], cut - (min(b, cut) - a)
+        return text[:cut]
 
     def _possible_start(self, text: str) -> int:
         """How many characters at the end of `text` are the beginning of a stop string."""

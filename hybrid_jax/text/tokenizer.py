@@ -43,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
+        self._hidden: dict[int, str] = {}
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer | None:
@@ -142,6 +143,17 @@ class Tokenizer:
     ) -> list[str]:
         """The texts of several lists of token ids."""
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
+    def hidden_text(self, token: int) -> str:
+        """The text of a token that `decode` leaves out as a special one; empty for any other token."""
+        hidden = self._hidden.get(token)
+        if hidden is None:
+            hidden = ""
+            if not self.decode([token]):
+                named = {self._special_id(name): text for name, text in self.special_tokens.items()}
+                hidden = self.decode([token], skip_special_tokens=False) or named.get(token, "")
+            self._hidden[token] = hidden
+        return hidden
 
     def token_name(self, token: int) -> str:
         """How the vocabulary writes a token, which may stand for bytes; empty for an unknown one."""

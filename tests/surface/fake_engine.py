@@ -52,6 +52,7 @@ class FakeEngine:
     def __init__(self, config, params, engine_config, store=None):
         self.config, self.engine_config = config, engine_config
         self.max_model_len = min(engine_config.max_model_len or self.max_len, self.max_len)
+        self.longest_prompt = self.max_model_len
         self.requests: dict[str, Request] = {}
         self.added: list[Request] = []
         self.aborted: list[str] = []
@@ -82,7 +83,7 @@ class FakeEngine:
         return list(range(len(prompts)))
 
     def add(self, request):
-        if len(request.prompt) + request.max_tokens > self.max_model_len:
+        if len(request.prompt) + request.max_tokens > self.max_model_len + request.reads_only:
             raise ValueError(f"request of {len(request.prompt)} tokens can never fit")
         if request.prompt[:1] == [255]:
             raise ValueError("the engine refuses byte 255")

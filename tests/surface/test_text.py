@@ -210,6 +210,33 @@ def test_stop_strings_are_found_wherever_the_pieces_end(parts, stops, include):
     assert run(parts, stops, include) == naive("".join(parts), stops, include)
 
 
+def naive_with_hidden(parts, stops, include):
+    """The same for parts of which some are hidden: they are searched, and then left out."""
+    whole = "".join(text for text, _ in parts)
+    hidden = [is_hidden for text, is_hidden in parts for _ in text]
+    before, stop = naive(whole, stops, False)
+    shown = (c for c, is_hidden in zip(before, hidden, strict=False) if not is_hidden)
+    return "".join(shown) + (stop if stop and include else ""), stop
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.tuples(st.text("ab<", max_size=4), st.booleans()), max_size=8),
+    st.lists(st.text("ab<", min_size=1, max_size=5), max_size=3),
+    st.booleans(),
+)
+def test_stop_strings_are_found_in_what_is_hidden(parts, stops, include):
+    machine, shown, stop = StopStrings(stops, include=include), "", None
+    for text, hidden in parts:
+        piece, stop = machine.push(text, hidden=hidden)
+        shown += piece
+        if stop is not None:
+            break
+    else:
+        shown += machine.finish()
+    assert (shown, stop) == naive_with_hidden(parts, stops, include)
+
+
 @pytest.mark.parametrize("include, text", [(False, "say "), (True, "say STOP")])
 def test_a_stop_string_across_pieces_ends_the_text(include, text):
     assert run(["say S", "TO", "P and more"], ["STOP"], include) == (text, "STOP")
