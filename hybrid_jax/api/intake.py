@@ -39,6 +39,7 @@ from hybrid_jax.text.prompts import (
     read_prompt,
     several_prompts,
 )
+from hybrid_jax.text.thoughts import thoughts_of_chat, thoughts_of_text
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
@@ -159,7 +160,8 @@ class Intake:
                 default=self.defaults.max_tokens,
             )
         stop_ids = resolve_stop_ids(index, params, self._config)
-        limits = self._constraints.limits(index, params, stop_ids)
+        thoughts = prompt.thoughts or thoughts_of_text(prompt.text or "")
+        limits = self._constraints.limits(index, params, stop_ids, thoughts)
         return functools.partial(
             Job,
             index=index,
@@ -268,7 +270,11 @@ class Intake:
         ends = message_ends(
             self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
         )
-        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
+        leading = leading_tokens(self.tokenizer, text, token_ids, ends)
+        source = self.tokenizer.template_source(
+            options["chat_template"], with_tools=options["tools"] is not None
+        )
+        return Prompt(text, token_ids, leading, thoughts_of_chat(text, source, options))
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:

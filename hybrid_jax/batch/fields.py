@@ -9,11 +9,11 @@ import difflib
 import json
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.config.structured_outputs import FORMS, StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -107,8 +107,8 @@ def _response_format(name: str, value: Any) -> StructuredOutputsParams | None:
 
 
 def _structured(name: str, value: Any) -> StructuredOutputsParams:
-    known = [field.name for field in fields(StructuredOutputsParams)]
-    what = f"an object with one of {', '.join(known)}"
+    known = (*FORMS, "after_thoughts")
+    what = f"an object with one of {', '.join(FORMS)}, and perhaps after_thoughts"
     require(isinstance(value, dict) and value.keys() <= set(known), name, what, value)
     return StructuredOutputsParams(**value)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hybrid_jax.config.checks import is_unicode, must, refusal, refuse_constant
 from hybrid_jax.config.other_names import refuses_other_names
+
+FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 class ModelClass(Protocol):
@@ -22,7 +24,7 @@ class ModelClass(Protocol):
 @refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form of a completion's text; exactly one of the fields is given. Names follow vLLM.
+    """The form of a completion's text; exactly one of the fields but the last is given. Names follow vLLM.
 
     Attributes:
         json: a JSON schema, as a dict, as text, or as a class with `model_json_schema()`, which every pydantic
@@ -31,6 +33,9 @@ class StructuredOutputsParams:
         choice: texts, one of which it is; kept as a tuple.
         grammar: a context-free grammar in llguidance's variant of Lark, with a rule `start`.
         json_object: any JSON object.
+        after_thoughts: the form begins after the thoughts of a model that thinks first. None for what the prompt and
+            the chat template say. False: it begins at once. True: the model may think first also where they say
+            nothing.
 
     Raises:
         ValueError: none of them is given, or several, or one has a wrong value.
@@ -50,13 +55,14 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    after_thoughts: bool | None = None
 
     def __post_init__(self) -> None:
         if self.json_object is False:
             object.__setattr__(self, "json_object", None)
-        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        given = [name for name in FORMS if getattr(self, name) is not None]
         if len(given) != 1:
-            names = ", ".join(field.name for field in fields(self))
+            names = ", ".join(FORMS)
             raise ValueError(
                 f"StructuredOutputsParams: needs exactly one of {names}, got "
                 f"{' and '.join(given) or 'none'}"
@@ -71,11 +77,22 @@ class StructuredOutputsParams:
         else:
             self._check_text(name, value)
         object.__setattr__(self, name, value)
+        must(
+            self,
+            "after_thoughts",
+            self.after_thoughts in (True, False, None),
+            "True, False or None",
+        )
 
     @property
     def kind(self) -> str:
         """The name of the field that is given."""
-        return next(f.name for f in fields(self) if getattr(self, f.name) is not None)
+        return next(name for name in FORMS if getattr(self, name) is not None)
+
+    @property
+    def form(self) -> StructuredOutputsParams:
+        """The same without `after_thoughts`, for what depends on the form alone."""
+        return self if self.after_thoughts is None else replace(self, after_thoughts=None)
 
     @property
     def value(self) -> str | tuple[str, ...] | bool:

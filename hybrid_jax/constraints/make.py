@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from dataclasses import dataclass
 
@@ -10,12 +11,15 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints.grammar import Grammars, GrammarState
+from hybrid_jax.constraints.thoughts import AfterThoughts, TokenMarks, token_marks
 from hybrid_jax.constraints.token_constraint import (
     BadWords,
+    Form,
     TokenConstraint,
     bits_of,
     token_sequences,
 )
+from hybrid_jax.text.thoughts import MARKS, Thoughts, first_named
 from hybrid_jax.text.tokenizer import Tokenizer
 
 TOKENIZER = "a tokenizer, which this model lacks; put a tokenizer.json beside its config.json"
@@ -45,14 +49,22 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer | None, config: ModelConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
         self._grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size)
+        self._marks: dict[tuple[str, str], TokenMarks] = {}
 
-    def limits(self, index: int, params: SamplingParams, stop_ids: frozenset[int]) -> TokenLimits:
+    def limits(
+        self,
+        index: int,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        thoughts: Thoughts | None = None,
+    ) -> TokenLimits:
         """What the tokens of one prompt's completions must keep to.
 
         Args:
             index: of the prompt, for messages.
             params: of the prompt.
             stop_ids: ids that end the completions, with the model's own unless they are ignored.
+            thoughts: those that come before the answer, as the prompt says.
 
         Raises:
             ValueError: a grammar is wrong or not supported, parameters contradict each other, or the tokenizer or
@@ -65,19 +77,22 @@ class Constraints:
         drawable = self._drawable(index, params, forbidden, stop_ids)
         if not longer and params.structured_outputs is None:
             return TokenLimits(forbidden_ids=forbidden)
+        make = functools.partial(
+            TokenConstraint,
+            self._config.vocab_size,
+            drawable=drawable,
+            end_ids=stop_ids & set(() if params.ignore_eos else self._config.eos_token_ids),
+            stop_ids=stop_ids,
+            min_tokens=params.min_tokens,
+            bad_words=BadWords(longer) if longer else None,
+        )
+        thoughts = self._before(index, params, thoughts, drawable)
         constraints = tuple(
-            TokenConstraint(
-                self._config.vocab_size,
-                drawable=drawable,
-                end_ids=stop_ids & set(() if params.ignore_eos else self._config.eos_token_ids),
-                stop_ids=stop_ids,
-                min_tokens=params.min_tokens,
-                grammar=self._grammar(index, params),
-                bad_words=BadWords(longer) if longer else None,
-            )
+            make(grammar=self._after(thoughts, self._grammar(index, params)))
             for _ in range(params.n)
         )
-        if not constraints[0].mask([]).any():
+        start = constraints[0] if thoughts is None else make(grammar=self._grammar(index, params))
+        if not start.mask([]).any():
             raise ValueError(
                 f"prompt {index}: {_what(params)} lets no token come first{_together(params)}; change it"
             )
@@ -86,7 +101,7 @@ class Constraints:
     def foresee(self, params: SamplingParams) -> None:
         """Says that a prompt with these parameters will come, and returns at once. Its form is tried meanwhile."""
         if params.structured_outputs is not None and self._grammars is not None:
-            self._grammars.foresee(params.structured_outputs)
+            self._grammars.foresee(params.structured_outputs.form)
 
     def close(self) -> None:
         """Ends the process that tries forms, unless others use it."""
@@ -128,13 +143,83 @@ class Constraints:
             )
         return drawable
 
+    def _before(
+        self,
+        index: int,
+        params: SamplingParams,
+        thoughts: Thoughts | None,
+        drawable: np.ndarray,
+    ) -> Thoughts | None:
+        """The thoughts after which the form begins; None if it begins at once.
+
+        Args:
+            index, params, thoughts: as in `limits`. drawable: as in `TokenConstraint`.
+        """
+        wanted = params.structured_outputs
+        if wanted is None or wanted.after_thoughts is False or self._tokenizer is None:
+            return None
+        if thoughts is None and wanted.after_thoughts:
+            thoughts = self._of_model()
+            if thoughts is None:
+                raise ValueError(
+                    f"prompt {index}: structured_outputs.after_thoughts=True needs marks of thoughts, such as "
+                    f"{MARKS[0][0]}, but neither the prompt nor the model's chat template has any; leave it out"
+                )
+        if thoughts is None:
+            return None
+        marks, size = self._marks_of(thoughts), self._config.vocab_size
+        needed = marks.close_ids + marks.open_ids * (not thoughts.opened)
+        if max(needed) >= size or (bits_of(needed, size) & ~drawable).any():
+            if thoughts.opened:
+                raise ValueError(
+                    f"prompt {index}: it opens thoughts with {thoughts.open}, and {thoughts.close} may not come"
+                    f"{_together(params)}; allow it, or set structured_outputs.after_thoughts=False"
+                )
+            return None
+        return thoughts
+
+    def _of_model(self) -> Thoughts | None:
+        """Thoughts as the model's chat templates or its vocabulary have them."""
+        assert self._tokenizer is not None, "there are grammars"
+        found = first_named("\n".join(self._tokenizer.chat_templates.values()))
+        if found is not None:
+            return found
+        known = self._tokenizer.backend.token_to_id
+        return next(
+            (
+                Thoughts(open=opens, close=closes, opened=False)
+                for opens, closes in MARKS
+                if None not in (known(opens), known(closes))
+            ),
+            None,
+        )
+
+    def _marks_of(self, thoughts: Thoughts) -> TokenMarks:
+        assert self._tokenizer is not None, "there are grammars"
+        key = thoughts.open, thoughts.close
+        if key not in self._marks:
+            self._marks[key] = token_marks(thoughts, self._tokenizer, self._config.vocab_size)
+        return self._marks[key]
+
+    def _after(self, thoughts: Thoughts | None, grammar: GrammarState | None) -> Form | None:
+        if thoughts is None or grammar is None:
+            return grammar
+        assert self._tokenizer is not None, "there are grammars"
+        return AfterThoughts(
+            grammar,
+            self._marks_of(thoughts),
+            opened=thoughts.opened,
+            tokenizer=self._tokenizer,
+            vocab_size=self._config.vocab_size,
+        )
+
     def _grammar(self, index: int, params: SamplingParams) -> GrammarState | None:
         if params.structured_outputs is None:
             return None
         if self._grammars is None:
             raise ValueError(f"prompt {index}: structured_outputs need {TOKENIZER}")
         try:
-            return self._grammars.state(params.structured_outputs)
+            return self._grammars.state(params.structured_outputs.form)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
 

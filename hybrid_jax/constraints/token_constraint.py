@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from hybrid_jax.constraints.grammar import GrammarState
 from hybrid_jax.text.tokenizer import Tokenizer
 
 
@@ -50,6 +50,19 @@ def token_sequences(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
         if not any(tokens[-len(other) :] == other for other in kept):
             kept.append(tokens)
     return kept
+
+
+class Form(Protocol):
+    """Where one text stands in the form that it must have: `GrammarState`, or `AfterThoughts` around it."""
+
+    def restart(self) -> None:
+        """Back to the start."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the text."""
+
+    def allowed(self) -> tuple[np.ndarray, bool, str | None]:
+        """uint32[ceil(V / 32)] of the tokens that continue the text, whether it may end here, and what failed."""
 
 
 class BadWords:
@@ -100,7 +113,7 @@ class TokenConstraint:
         end_ids: frozenset[int] = frozenset(),
         stop_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
-        grammar: GrammarState | None = None,
+        grammar: Form | None = None,
         bad_words: BadWords | None = None,
     ) -> None:
         self.stuck: str | None = None

@@ -264,7 +264,13 @@ class Memory:
         return sequence.phase is Phase.DECODE and sequence.may_be_cut and not planned
 
     def _has_other_slot(self, sequence: Sequence) -> bool:
-        return bool(sequence.reserved_slot) or self.make_room(0, 1, needed=False)
+        """Whether there is a slot beside the present one. What waiting prompts may use is not evicted for it."""
+        if sequence.reserved_slot:
+            return True
+        if self.tree is not None and len(self.tree.expected):
+            free = self.frames.num_free >= self.geometry.state_frames
+            return free and self.slots.num_free > 0
+        return self.make_room(0, 1, needed=False)
 
     def give_back_reserve(self, sequence: Sequence) -> None:
         """Releases the slot that was reserved for the sequence's next checkpoint, and the one before the last."""

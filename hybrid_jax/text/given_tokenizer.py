@@ -181,6 +181,13 @@ class GivenTokenizer(Tokenizer):
         except NoTemplate:
             return frozenset()
 
+    def template_source(self, chat_template: str | None = None, *, with_tools: bool = False) -> str:
+        """See `Tokenizer.template_source`; empty if the template is inside of a method."""
+        try:
+            return super().template_source(chat_template, with_tools=with_tools)
+        except NoTemplate:
+            return ""
+
     def __repr__(self) -> str:
         return f"GivenTokenizer({type(self._given).__name__})"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hybrid_jax.config.checks import integers_of, is_integer
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.text.thoughts import Thoughts
 from hybrid_jax.text.tokenizer import Tokenizer
 
 KEYS = {"prompt", "prompt_token_ids"}
@@ -24,11 +25,13 @@ class Prompt:
         text: its text, if it had any.
         token_ids: its tokens.
         cache_breakpoints: numbers of leading tokens with which other prompts will begin as well.
+        thoughts: those that come before the answer, if it is known from a chat template; see `thoughts_of_chat`.
     """
 
     text: str | None
     token_ids: tuple[int, ...]
     cache_breakpoints: tuple[int, ...] = ()
+    thoughts: Thoughts | None = None
 
 
 PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]

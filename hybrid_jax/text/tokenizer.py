@@ -229,6 +229,10 @@ class Tokenizer:
         source = self._source(chat_template, with_tools=with_tools)
         return quoted_strings(source)
 
+    def template_source(self, chat_template: str | None = None, *, with_tools: bool = False) -> str:
+        """The source of a template, chosen as `apply_chat_template` does. Raises as that does."""
+        return self._source(chat_template, with_tools=with_tools)
+
     def _source(self, wanted: str | None, *, with_tools: bool) -> str:
         if wanted is None and with_tools and "tool_use" in self.chat_templates:
             wanted = "tool_use"

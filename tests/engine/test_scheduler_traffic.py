@@ -61,7 +61,7 @@ def test_texts_that_may_be_cut_keep_a_state_more(kind):
         random_traffic(seed, engine, turns=60, abort_rate=0.2, stop="x")
         for name, count in {**engine.counters, **engine.device.events}.items():
             total[name] = total.get(name, 0) + count
-    assert total["folds to new"] > total.get("folds in place", 0) and total["cache_hits"]
+    assert total["folds to new"] and total["folds in place"] and total["cache_hits"]
 
 
 @pytest.mark.parametrize(

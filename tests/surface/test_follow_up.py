@@ -14,6 +14,7 @@ from hybrid_jax.cache.tree.node import Why
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.constraints import TokenLimits
 from hybrid_jax.text.prompts import Prompt
+from hybrid_jax.text.tokenizer import Tokenizer
 from tests.engine.simulated_device import plain_loop
 from tests.engine.simulated_engine import GRAIN, Engine, make_geometry
 
@@ -21,10 +22,10 @@ VOCAB = 1000
 PROMPT = list(range(1, 111))
 
 
-class Letters:
+class Letters(Tokenizer):
     """A character for each token id."""
 
-    def decode(self, ids, skip_special_tokens=True):
+    def decode(self, ids, *, skip_special_tokens=True):
         return "".join(chr(0x4E00 + token) for token in ids)
 
 
@@ -75,14 +76,17 @@ class Caller:
         self.num_requests += 1
         params = SamplingParams(temperature=0.0, **params)
         return Job(
-            str(self.num_requests), 0, Prompt(None, tuple(prompt), ()), params, Letters(), seed=0,
+            str(self.num_requests), 0, Prompt(None, tuple(prompt), ()), params, Letters(None), seed=0,
             stop_ids=frozenset(params.stop_token_ids or ()), max_tokens=params.max_tokens or 200,
             limits=TokenLimits(), compile_seconds=lambda: 0.0, peak_memory_bytes=lambda: None,
         )  # fmt: skip
 
     def turns(self, until):
-        while not until():
+        for _ in range(1000):
+            if until():
+                return
             self.loop.turn()
+        raise AssertionError("no end in sight")
 
     def settle(self):
         self.turns(lambda: not self.engine.has_work)
@@ -113,7 +117,7 @@ def ends_beside_a_sibling(caller, call, job, shown):
 def answered(shown):
     """The text of the first `shown` tokens that follow the prompt, and the last token of them."""
     tokens = plain_loop(PROMPT, vocab=VOCAB, stop_ids=(), limit=len(PROMPT) + shown)
-    return Letters().decode(tokens), tokens[-1]
+    return Letters(None).decode(tokens), tokens[-1]
 
 
 def stops_at_text(shown):
@@ -152,6 +156,7 @@ def asked(way, shown, *, at_once, **options):
     call = make([job])
     caller.loop.start([call])
     end(caller, call, job, shown)
+    assert call.error is None
     if not at_once:
         caller.settle()
     common = PROMPT + job.completions[0].token_ids

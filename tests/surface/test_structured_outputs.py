@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from hybrid_jax import SamplingParams, StructuredOutputsParams
+from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
+from tests.constraints.test_thoughts import ALWAYS, LFM2, marked_tokenizer
 from tests.surface.conftest import tiny_llm
+from tests.tiny_models import redrawn, tiny_model
 
 HEAD = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 SCHEMA = {
@@ -210,3 +213,38 @@ def test_a_wrong_form_stops_the_call_before_anything_runs(llm):
     with pytest.raises(ValueError, match="prompt 1: structured_outputs.json .* Unimplemented keys"):
         llm.generate(["a", "b"], [SamplingParams(max_tokens=4), wrong])
     assert llm.stats() | {"peak_memory_bytes": None} == before
+
+
+def test_a_model_that_likes_to_think_thinks_first():
+    opens, closes = 256, 257
+    config = replace(tiny_model("bamba")[0], vocab_size=258, max_position=1024, eos_token_ids=(0,))
+    tokenizer = marked_tokenizer()
+    llm = LLM.from_params(
+        config,
+        redrawn(config, seed=0),
+        quiet=True,
+        max_rows=4,
+        prefill_tokens=32,
+        tokenizer=tokenizer,
+    )
+    messages = [{"role": "user", "content": "hi"}]
+
+    def texts(template, bias, form=VERSION):
+        params = SamplingParams(
+            max_tokens=40, temperature=0.8, seed=3, n=2, logit_bias=bias, structured_outputs=form
+        )
+        [output] = llm.chat(messages, params, chat_template=template)
+        return [(c.text, c.finish_reason) for c in output.outputs]
+
+    often = {closes: 6.0, opens: 6.0}
+    for template in (ALWAYS, LFM2):
+        for text, reason in texts(template, often):
+            thoughts, mark, version = text.rpartition("</think>")
+            assert mark and re.fullmatch(r"\s{0,2}" + VERSION.regex, version) and reason == "stop"
+            assert thoughts.startswith("<think>") == (template is LFM2)
+    # The thoughts never end; nor does the model's own end token end them.
+    for text, reason in texts(ALWAYS, {closes: -100.0, 0: 100.0}):
+        assert reason == "length" and "</think>" not in text
+    for text, reason in texts(ALWAYS, often, replace(VERSION, after_thoughts=False)):
+        assert re.fullmatch(VERSION.regex, text) and reason == "stop"
+    llm.close()
