@@ -39,7 +39,7 @@ from hybrid_jax.text.prompts import (
     read_prompt,
     several_prompts,
 )
-from hybrid_jax.text.thoughts import thoughts_of_chat, thoughts_of_text
+from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
@@ -160,8 +160,7 @@ class Intake:
                 default=self.defaults.max_tokens,
             )
         stop_ids = resolve_stop_ids(index, params, self._config)
-        thoughts = prompt.thoughts or thoughts_of_text(prompt.text or "")
-        limits = self._constraints.limits(index, params, stop_ids, thoughts)
+        limits = self._constraints.limits(index, params, stop_ids, prompt.thoughts)
         return functools.partial(
             Job,
             index=index,

@@ -28,6 +28,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.conversation import ConversationError, check_tools
 from hybrid_jax.text.prompts import PromptLike, read_prompts
 from hybrid_jax.text.templates import NoTemplate
+from hybrid_jax.text.thoughts import Thoughts
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")
@@ -44,6 +45,7 @@ class BatchRequest:
         model: the name that the line gives the model, or None.
         prompts: int32[n] token ids of each prompt. A chat line has one, a completions line may have several.
         breakpoints: cache breakpoints of each prompt, in tokens.
+        thoughts: those that come before the answer to each prompt; see `Prompt`.
         params: of each prompt, with its seed.
     """
 
@@ -51,6 +53,7 @@ class BatchRequest:
     model: str | None
     prompts: list[np.ndarray]
     breakpoints: list[tuple[int, ...]]
+    thoughts: list[Thoughts | None]
     params: list[SamplingParams]
 
 
@@ -143,6 +146,7 @@ def read_request(
         model=model,
         prompts=[np.array(prompt.token_ids, np.int32) for prompt in read],
         breakpoints=[prompt.cache_breakpoints for prompt in read],
+        thoughts=[prompt.thoughts for prompt in read],
         params=each,
     )
 

@@ -265,8 +265,11 @@ class Run:
         """Starts a line, or answers it with an error; returns how many completions have begun."""
         with self._mistakes_of(entry):
             request = entry.request
-            pairs = zip(request.prompts, request.breakpoints, strict=True)
-            prompts = [Prompt(None, tuple(tokens.tolist()), points) for tokens, points in pairs]
+            parts = zip(request.prompts, request.breakpoints, request.thoughts, strict=True)
+            prompts = [
+                Prompt(None, tuple(tokens.tolist()), points, thoughts)
+                for tokens, points, thoughts in parts
+            ]
             ticket = feed.add(prompts, request.params)
             self._running[ticket] = entry
             return ticket.num_unfinished

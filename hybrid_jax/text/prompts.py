@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_jax.config.checks import integers_of, is_integer
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.text.thoughts import Thoughts
+from hybrid_jax.text.thoughts import Thoughts, thoughts_of_text
 from hybrid_jax.text.tokenizer import Tokenizer
 
 KEYS = {"prompt", "prompt_token_ids"}
@@ -25,7 +25,7 @@ class Prompt:
         text: its text, if it had any.
         token_ids: its tokens.
         cache_breakpoints: numbers of leading tokens with which other prompts will begin as well.
-        thoughts: those that come before the answer, if it is known from a chat template; see `thoughts_of_chat`.
+        thoughts: those that come before the answer, as the text or its chat template says; None for none.
     """
 
     text: str | None
@@ -99,7 +99,8 @@ def read_prompt(
     """Makes a `Prompt` of one prompt; see `read_prompts`. Messages name its index."""
     where = f"prompt {index}"
     if isinstance(prompt, Prompt):
-        return _of_ids(where, prompt.token_ids, prompt.cache_breakpoints, vocab_size, prompt.text)
+        read = _of_ids(where, prompt.token_ids, prompt.cache_breakpoints, vocab_size, prompt.text)
+        return replace(read, thoughts=prompt.thoughts)
     declared: Any = ()
     if isinstance(prompt, Mapping):
         keys = prompt.keys() - {BREAKPOINTS}
@@ -126,7 +127,8 @@ def read_prompt(
     check_unicode(where, prompt)
     characters = _breakpoints(where, declared, len(prompt), "characters")
     token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
-    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters))
+    leading = leading_tokens(tokenizer, prompt, token_ids, characters)
+    return Prompt(prompt, token_ids, leading, thoughts_of_text(prompt))
 
 
 def _of_ids(

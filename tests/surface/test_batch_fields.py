@@ -9,6 +9,8 @@ import pytest
 
 from hybrid_jax import SamplingParams
 from hybrid_jax.batch.fields import ELSEWHERE, FIELDS, read_params
+from tests.constraints.test_thoughts import QWEN3_5
+from tests.constraints.vocabularies import tokens_of
 from tests.surface.batch_files import CHAT, COMPLETIONS, line
 
 
@@ -128,3 +130,18 @@ def test_the_page_names_every_field(root):
     page = (root / "docs" / "batch.md").read_text()
     named = set(re.findall(r"`(\w+)`", page[page.index("## Fields") :]))
     assert {*FIELDS, *ELSEWHERE[CHAT], *ELSEWHERE[COMPLETIONS]} - named == set()
+
+
+def test_a_form_begins_after_the_thoughts_that_a_line_opens(llm, body_of):
+    def first(url, form, **body):
+        body_of("a", url, structured_outputs=form, max_tokens=1, **body)
+        return len(tokens_of(llm._engine.added[-1].constraint.mask([])))
+
+    form, messages = {"regex": "[ab]+"}, [{"role": "user", "content": "hi"}]
+    assert first(COMPLETIONS, form, prompt="is it? ") == 2
+    assert first(COMPLETIONS, form, prompt="is it? <think>\n") == 255  # all but the end
+    llm.get_tokenizer().chat_templates["default"] = QWEN3_5
+    assert first(CHAT, form, messages=messages) == 255
+    assert first(CHAT, form | {"after_thoughts": False}, messages=messages) == 2
+    off = {"enable_thinking": False}
+    assert first(CHAT, form, messages=messages, chat_template_kwargs=off) == 2

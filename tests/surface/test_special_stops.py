@@ -88,7 +88,9 @@ def test_a_special_token_that_an_object_names_is_found(monkeypatch):
     monkeypatch.setattr(starting, "Engine", FakeEngine)
     monkeypatch.setattr(FakeEngine, "script", [*b"Hi", EOT, *b"you"])
     llm = LLM.from_params(WIDER, None, tokenizer=as_tokenizer(Codec()), quiet=True)
-    [output] = llm.generate("ab", SamplingParams(stop="i<|eot|>", max_tokens=9, temperature=0.0))
+    # Otherwise the text ends there by itself, since that is the tokenizer's end token.
+    params = SamplingParams(stop="i<|eot|>", max_tokens=9, temperature=0.0, ignore_eos=True)
+    [output] = llm.generate("ab", params)
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("H", "i<|eot|>")
 
 

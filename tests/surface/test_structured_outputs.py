@@ -236,7 +236,7 @@ def test_a_model_that_likes_to_think_thinks_first():
         [output] = llm.chat(messages, params, chat_template=template)
         return [(c.text, c.finish_reason) for c in output.outputs]
 
-    often = {closes: 6.0, opens: 6.0}
+    often = {closes: 100.0, opens: 99.0}
     for template in (ALWAYS, LFM2):
         for text, reason in texts(template, often):
             thoughts, mark, version = text.rpartition("</think>")
