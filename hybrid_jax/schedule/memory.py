@@ -398,7 +398,9 @@ class Memory:
             for position in range(first, last + 1, self.geometry.grain):
                 self.tree.promise(sequence.owner, node, position)
             self.tree.conclude(node)
-        self.tree.ended(sequence.first_tokens(len(sequence.tokens)), self._saved(sequence))
+        if sequence.real_position >= sequence.goal:
+            tokens = sequence.first_tokens(len(sequence.tokens))
+            self.tree.ended(tokens, self._saved(sequence))
 
     def _saved(self, sequence: Sequence) -> int:
         """How many tokens of a sequence can go into the tree, after the plans received so far."""
