@@ -51,5 +51,8 @@ def config_from_hf(values: dict) -> ModelConfig:
         raise ValueError(
             f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"
         )
-    family = MODEL_TYPES[name]
-    return FAMILIES[family].read_config(HFConfig(values, family))
+    name = MODEL_TYPES[name]
+    family, fields = FAMILIES[name], HFConfig(values, name)
+    config = family.read_config(fields)
+    fields.log_unread(family.harmless)
+    return config

@@ -41,6 +41,7 @@ class Family:
         ignored: pattern of further tensors that a file may hold and the model does not use. Those of a head for
             multi-token prediction need no pattern, if the family has one.
         zeros: pattern of tensors that a file may lack; they are zero then.
+        harmless: further fields of config.json that make no difference, beside `hf_config.HARMLESS`.
         also: further `model_type`s that mean this family.
         of_config: makes the family of one model, where its config.json says more about the tensors than `ModelConfig`
             does: by what they are multiplied as they are read, or which layers the head below has.
@@ -63,6 +64,7 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     ignored: str = "^$"
     zeros: str = "^$"
+    harmless: frozenset[str] = frozenset()
     also: tuple[str, ...] = ()
     of_config: Callable[[HFConfig], Family] | None = None
     cut: Callable[[ModelConfig], Names] | None = None

@@ -1,6 +1,10 @@
 """Reads the fields of a Hugging Face config.json, in the dialects of transformers 4 and 5.
 
-Where a field was renamed between the two, the families name both; null counts as absent.
+Where a field was renamed between the two, the families name both. Null counts as absent, unless transformers makes
+something else of it.
+
+Each field of transformers' config classes is read, refused, or known to make no difference (`HARMLESS`, and
+`Family.harmless` for what only one family has). tests/parity/test_fields.py compares that with transformers.
 
 This is no pydantic model. Most rules join several fields (a size that follows from two others, a list that must be as
 long as there are layers), and which fields there are depends on values of others. As validators they would be longer.
@@ -8,6 +12,7 @@ long as there are layers), and which fields there are depends on values of other
 
 from __future__ import annotations
 
+import logging
 import math
 import reprlib
 import sys
@@ -18,6 +23,7 @@ from hybrid_jax.config import DTYPES, Attention, Mamba2, Rope, RopeScaling
 
 REQUIRED = object()
 Names = tuple[str, ...]  # of one field, the first that is there
+LOG = logging.getLogger("hybrid_jax.models")
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 4096
 ROPE_KINDS = ("default", "linear", "llama3")
@@ -28,6 +34,32 @@ MIXER_KINDS = {
     "linear_attention": "mamba",
     "attention": "attention",
     "full_attention": "attention",
+}
+
+
+# Fields that make no difference to what a model answers here, whatever their value: what a training did, how another
+# program runs the model, heads for other tasks, and notes.
+HARMLESS = frozenset(
+    (
+        *("architectures", "auto_map", "model_type", "name_or_path", "transformers_version"),
+        *("attention_dropout", "gradient_checkpointing", "hidden_dropout"),
+        *("init_std", "initializer_factor", "initializer_range"),
+        *("output_router_logits", "router_aux_loss_coef"),
+        *("attn_implementation", "chunk_size_feed_forward", "experts_implementation"),
+        *("fusion_config", "num_logits_to_keep", "output_attentions", "output_hidden_states"),
+        *("return_dict", "use_cache"),
+        *("id2label", "is_encoder_decoder", "label2id", "num_labels", "problem_type"),
+        *("number_of_conv_states", "pad_token_id", "tie_last_hidden_states"),
+        *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy"),
+    )
+)
+# Fields of a rotation, for families without one.
+ROTATION = frozenset(("partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta"))
+# Fields that change all of a model, with what to do about them. Nothing (null, {}) is the only value they may have.
+REFUSED = {
+    "kv_sharing_modes": "each layer with attention must have its own keys and values",
+    "per_layer_config": "all layers of a kind must have the same fields",
+    "transformers_weights": "name the file model.safetensors and take the field out",
 }
 
 
@@ -51,6 +83,8 @@ class HFConfig:
     def __init__(self, values: dict, family: str) -> None:
         self.values = plain(values)
         self.family = family
+        self.asked = {"quantization_config", *REFUSED}  # names of fields that were asked for
+        self.inner: HFConfig | None = None  # of the text, after `text`
         if self.values.get("quantization_config"):
             given = self.values["quantization_config"]
             method = given.get("quant_method") if isinstance(given, dict) else given
@@ -58,11 +92,17 @@ class HFConfig:
                 f"{family}: quantization_config (quant_method {method!r}) is not supported; "
                 "use a checkpoint in float32, bfloat16 or float16"
             )
+        for name, remedy in REFUSED.items():
+            if value := self.values.get(name):
+                raise NotImplementedError(
+                    f"{family}: {name} {reprlib.repr(value)} in config.json is not supported; {remedy}"
+                )
 
     # --- single fields ----------------------------------------------------------------------------
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of `names` that is there and not null; `REQUIRED` as default makes it an error."""
+        self.asked.update(names)
         for name in names:
             if self.values.get(name) is not None:
                 return self.values[name]
@@ -115,8 +155,10 @@ class HFConfig:
             return -(-width // 16)
         return self.integer(name)
 
-    def flag(self, *names: str, default: bool = False) -> bool:
-        """True or false."""
+    def flag(self, *names: str, default: bool = False, null: bool | None = None) -> bool:
+        """True or false; `null` is what null means, where that is not the default."""
+        if null is not None and self.null(names[0]):
+            return null
         value = self.get(*names, default=default)
         if not isinstance(value, bool):
             self._refuse(names, "true or false", value)
@@ -159,18 +201,19 @@ class HFConfig:
 
         What is not of the text alone may also stand outside. Whether the head is tied is said there, if anywhere.
         """
-        own = self.values.get("text_config")
+        own = self.get("text_config")
         if own is None:
             return self
         if not isinstance(own, dict):
             self._refuse(("text_config",), "an object", own)
-        there = {name: value for name, value in self.values.items() if value is not None}
-        given = {name: value for name, value in own.items() if value is not None}
-        shared = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id")
-        given = {name: there[name] for name in shared if name in there} | given
-        if "tie_word_embeddings" in there:
-            given["tie_word_embeddings"] = there["tie_word_embeddings"]
-        return HFConfig(given, self.family)
+        given = dict(own)
+        for name in ("dtype", "torch_dtype", "bos_token_id", "eos_token_id"):
+            if given.get(name) is None:
+                given[name] = self.get(name)
+        if (tied := self.get("tie_word_embeddings")) is not None:
+            given["tie_word_embeddings"] = tied
+        self.inner = HFConfig(given, self.family)
+        return self.inner
 
     def _refuse(self, names: tuple[str, ...], what: str, value: Any) -> None:
         name = next((n for n in names if self.values.get(n) is not None), names[0])
@@ -196,8 +239,29 @@ class HFConfig:
                 )
         if len(kinds) != num_layers:
             raise ValueError(
-                f"{self.family}: {name} in config.json must name {num_layers} layers, got {len(kinds)}"
+                f"{self.family}: {name} in config.json must name as many layers as num_hidden_layers, "
+                f"{num_layers}, got {len(kinds)}"
             )
+
+    def null(self, name: str) -> bool:
+        """Whether the field is there and null, where that means something else than an absent field."""
+        self.asked.add(name)
+        return name in self.values and self.values[name] is None
+
+    def with_values(self, values: dict) -> HFConfig:
+        """Other values in place of these. What is asked of one was asked of both."""
+        made = HFConfig(values, self.family)
+        made.asked = self.asked
+        return made
+
+    def log_unread(self, harmless: Collection[str]) -> None:
+        """Logs which fields were not read so far and are not known to make no difference."""
+        names = self.values.keys() - self.asked - HARMLESS - harmless
+        unread = sorted(name for name in names if not name.startswith("_"))
+        if unread:
+            LOG.info("%s: nothing reads these of config.json: %s", self.family, ", ".join(unread))
+        if self.inner is not None:
+            self.inner.log_unread(harmless)
 
     # --- groups of fields -------------------------------------------------------------------------
 
@@ -251,6 +315,8 @@ class HFConfig:
         scale: float | None = None,
         kv_heads: int | None = None,
         head_size: int | None = None,
+        biases: bool = True,
+        fraction_beside: bool = True,
         **more: Any,
     ) -> Attention:
         """The attention mixer of a family.
@@ -261,11 +327,18 @@ class HFConfig:
             scale: of the scores; None for head_dim ** -0.5.
             kv_heads, head_size: where a file lacks the fields. Where a field is null, there are as many KV heads as
                 heads, and heads share the width.
+            biases: whether the field for biases counts. Without it there are none.
+            fraction_beside: whether a fraction beside the parameters of the rotation counts, and not only one in them.
             more: further fields of `config.Attention`.
         """
-        bias = self.flag("attention_bias")
+        if self.null("is_causal") or not self.get("is_causal", default=True):
+            raise NotImplementedError(
+                f"{self.family}: is_causal {self.values['is_causal']!r} in config.json is not supported, only true: "
+                "attention to later tokens is not built"
+            )
+        bias = biases and self.flag("attention_bias")
         num_heads = self.integer("num_attention_heads")
-        head_dim = self.integer("head_dim", "attention_head_dim", default=None)
+        head_dim = self.integer("head_dim", default=None)
         if head_dim is None and "head_dim" not in self.values:
             head_dim = head_size
         if head_dim is None:
@@ -273,7 +346,7 @@ class HFConfig:
             self.divides("num_attention_heads", num_heads, "hidden_size", width)
             head_dim = width // num_heads
         if head_dim % 2:
-            self._refuse(("head_dim", "attention_head_dim"), "an even number", head_dim)
+            self._refuse(("head_dim",), "an even number", head_dim)
         silent = "num_key_value_heads" not in self.values and kv_heads is not None
         num_kv_heads = self.integer(
             "num_key_value_heads", default=kv_heads if silent else num_heads
@@ -283,14 +356,16 @@ class HFConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rope=self._rope(head_dim, rope_fraction, theta) if rope else None,
+            rope=self._rope(head_dim, rope_fraction, theta, fraction_beside) if rope else None,
             scale=scale,
             qkv_bias=bias,
             out_bias=bias,
             **more,
         )
 
-    def _rope(self, head_dim: int, default_fraction: float, default_theta: float) -> Rope:
+    def _rope(
+        self, head_dim: int, default_fraction: float, default_theta: float, fraction_beside: bool
+    ) -> Rope:
         """`rope_parameters` (5.x), or `rope_theta`, `rope_scaling`, `partial_rotary_factor` (4.x).
 
         Where a file has both, transformers takes `rope_scaling`, unless it is empty.
@@ -304,7 +379,14 @@ class HFConfig:
                 )
             given = found or given
         there = {name: value for name, value in given.items() if value is not None}
-        fields = HFConfig(self.values | there, self.family)
+        for name, value in there.items():
+            if isinstance(value, dict):
+                raise NotImplementedError(
+                    f"{self.family}: a rotation of its own for {name} in rope_parameters in config.json is not "
+                    f"supported, only one for all layers, got {reprlib.repr(value)}"
+                )
+        beside = self.values if fraction_beside else self.values | {"partial_rotary_factor": None}
+        fields = self.with_values(beside | there)
         fraction = fields.get("partial_rotary_factor", default=default_fraction)
         if default_fraction == 1 and fraction != 1:
             raise NotImplementedError(
@@ -341,8 +423,11 @@ class HFConfig:
         if kind == "llama3":
             values |= {name: positive(name) for name in ("low_freq_factor", "high_freq_factor")}
             name = "original_max_position_embeddings"
-            if given.get(name) is None:
-                given = given | {name: self.integer("max_position_embeddings")}
+            # A length of the file itself counts more than that of the rotation, as in transformers.
+            length = self.get(name, default=given.get(name))
+            if length is None:
+                length = self.integer("max_position_embeddings")
+            given = given | {name: length}
             values["original_max_position"] = int(positive(name))
             if values["low_freq_factor"] >= values["high_freq_factor"]:
                 raise ValueError(
@@ -381,7 +466,7 @@ class HFConfig:
             state_size=self.integer(*state_size),
             num_groups=num_groups,
             conv_width=self.integer(*conv_width, minimum=2),
-            conv_bias=self.flag(*conv_bias, default=True),
+            conv_bias=self.flag(*conv_bias, default=True, null=False),
             proj_bias=self.flag(proj_bias),
             dt_limits=self._dt_limits(dt_limits),
             norm_eps=norm_eps,

@@ -63,4 +63,5 @@ def family_with_cut(
         cut=written,
         replaced=rf"^{layers}\.(\d+)\.self_attn\.[qkv]_proj\.",
         ignored=r"^model\.norm_swiftkv\.",  # where the cut is after the last layer
+        harmless=plain.harmless | {"swiftkv"},
     )

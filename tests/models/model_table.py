@@ -6,6 +6,7 @@ tables in which kinds and kernels are found.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.inspection.report import ModelReport, inspect_model
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import FAMILIES
+from hybrid_jax.models.hf_config import HARMLESS, REFUSED
 from hybrid_jax.models.known import known, load_known
-from tests.parity.goldens import GOLDENS, config_of
+from tests.parity.field_values import WALKED
+from tests.parity.fields import load
+from tests.parity.goldens import COMMITTED, GOLDENS, config_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 HEAD = """# Models
@@ -25,7 +29,7 @@ HEAD = """# Models
 `LLM(path)` reads Hugging Face directories of these families (`model_type` in config.json). Each is compared with
 transformers on tiny random models of odd shapes (`tests/parity`): logits within 5e-4 in float32, or 2e-3 with gated
 delta nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and
-value. A quantised checkpoint is refused too.
+value ([below](#fields-of-configjson)). A quantised checkpoint is refused too.
 
 This page is made from the code, by `python -m tests.models.model_table`, and a test compares it.
 """
@@ -40,6 +44,23 @@ FAMILIES_HEAD = """
 
 | `model_type` | recurrent layers | attention | feed-forward | more |
 | --- | --- | --- | --- | --- |
+"""
+FIELDS = """
+## Fields of config.json
+
+Transformers decides what a file means. Each field that its config class knows is read, refused with its name and
+value, or makes no difference here. Null and absent mean what transformers makes of them. A field that transformers does
+not know makes no difference either; a logger named `hybrid_jax.models` says at level INFO which ones a file has.
+
+`tests/parity/test_fields.py` gives every field of every family other values. It asks that the logits change as those of
+transformers {version} do, or that the value is refused.
+
+{refused}
+
+{harmless}
+
+| `model_type` | makes no difference either |
+| --- | --- |
 """
 MTP = """
 ## Heads that predict several tokens
@@ -125,6 +146,16 @@ def page() -> str:
         configs = [config for config in map(config_of, GOLDENS) if config.family == family]
         cells = (_recurrent(configs), _attention(configs), _feed_forward(configs))
         text += f"| `{family}` | {' | '.join(cells)} | {_more(family, configs)} |\n"
+    text += FIELDS.format(
+        version=load(COMMITTED / WALKED[0]).version,
+        refused=_wrapped(
+            f"These are refused in every family, unless they are empty: {_listed(['quantization_config', *REFUSED])}. "
+            "So is `is_causal`, unless it is true, where there is attention."
+        ),
+        harmless=_wrapped(f"These make no difference in any family: {_listed(HARMLESS)}."),
+    )
+    for name, family in FAMILIES.items():
+        text += f"| `{name}` | {_listed(family.harmless)} |\n"
     text += MTP + KNOWN_HEAD
     cards = " | ".join(SHOWN_CARDS.values())
     text += f"| name | family | parameters | weights | {cards} | repositories |\n"
@@ -138,6 +169,14 @@ def page() -> str:
         cells = [size, format_size(found[0]["weight_bytes"]), *map(_sequences, found)]
         text += f"| `{name}` | `{config.family}` | {' | '.join(cells)} | {repositories} |\n"
     return text + TAIL
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "-"
+
+
+def _wrapped(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _sequences(found: ModelReport) -> str:

@@ -104,8 +104,89 @@ def test_qwen2_says_in_two_ways_which_layers_have_a_window():
     assert [layer.mixers[0].sliding_window for layer in by_number.layers] == [None, None, 17, 17]
     by_list = config_from_hf(values | {"layer_types": kinds[::-1]})
     assert [layer.mixers[0].sliding_window for layer in by_list.layers] == [17, 17, None, None]
-    without = config_from_hf(values | {"use_sliding_window": False})
-    assert {layer.mixers[0].sliding_window for layer in without.layers} == {None}
+    for change in ({"use_sliding_window": False}, {"sliding_window": None}):
+        without = config_from_hf(values | change)
+        assert {layer.mixers[0].sliding_window for layer in without.layers} == {None}
+        with pytest.raises(ValueError, match=r"layer_types\[2\] .* full_attention, got 'sliding"):
+            config_from_hf(values | change | {"layer_types": kinds})
+    del values["sliding_window"]
+    usual = config_from_hf(values)
+    assert [layer.mixers[0].sliding_window for layer in usual.layers] == [None, None, 4096, 4096]
+
+
+@pytest.mark.parametrize(
+    "name, field, meaning",
+    [
+        ("granite_dense_rope_biases", "mamba_conv_bias", False),
+        ("bamba_quarter_limits", "mamba_conv_bias", False),
+        ("falcon_h1_norm_first_biases", "mamba_conv_bias", False),
+        ("falcon_h1_norm_first_biases", "mamba_norm_before_gate", False),
+        ("granite_moe_nope_tied", "num_local_experts", 0),
+        ("llama_llama3", "num_key_value_heads", 6),
+    ],
+)
+def test_null_means_what_transformers_makes_of_it(name, field, meaning):
+    values = golden(name)
+    assert config_from_hf(values | {field: None}) == config_from_hf(values | {field: meaning})
+
+
+def test_granite_without_a_number_of_experts_has_eight():
+    values = golden("granite_moe_nope_tied")
+    del values["num_local_experts"]
+    assert {layer.mlp.num_experts for layer in config_from_hf(values).layers} == {8}
+
+
+def test_of_two_names_of_a_field_that_of_transformers_counts():
+    jamba = golden("jamba_experts_biases")
+    values = jamba | {"num_experts": 16, "num_local_experts": 5}
+    assert config_from_hf(values) == config_from_hf(jamba)
+    granite = golden("granite_dense_rope_biases")
+    values = granite | {
+        "layer_types": ["linear_attention"] * 4,
+        "layers_block_type": granite["layer_types"],
+    }
+    assert config_from_hf(values) == config_from_hf(granite)
+
+
+@pytest.mark.parametrize("name", ["jamba_experts_biases", "lfm2_moe_bias", "qwen2_windows"])
+def test_biases_of_attention_count_only_where_the_family_has_the_field(name):
+    values = golden(name)
+    assert config_from_hf(values | {"attention_bias": True}) == config_from_hf(values)
+
+
+def test_heads_have_their_older_name_in_nemotron_h_alone():
+    values = golden("nemotron_h_dense")
+    del values["head_dim"]
+    assert config_from_hf(values | {"attention_head_dim": 6}).attention.head_dim == 6
+    llama = golden("llama_llama3")
+    assert config_from_hf(llama | {"attention_head_dim": 6}) == config_from_hf(llama)
+
+
+def test_more_experts_than_the_best_groups_have_are_refused():
+    message = "at most the 2 experts that topk_group 1 of n_group 4 leaves, got 3"
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(golden("nemotron_h_moe_groups") | {"topk_group": 1})
+
+
+def test_a_window_that_no_sequence_reaches_is_none():
+    values = golden("llama_llama3")
+    assert config_from_hf(values | {"sliding_window": 512}) == config_from_hf(values)
+
+
+def test_the_rotated_share_of_bamba_is_that_of_its_rotation():
+    values = golden("bamba_quarter_limits")
+    assert config_from_hf(values | {"partial_rotary_factor": 1.0}) == config_from_hf(values)
+    del values["rope_parameters"]
+    half = config_from_hf(values)
+    assert half.attention.rope.dim == half.attention.head_dim // 2
+    assert config_from_hf(values | {"partial_rotary_factor": 1.0}) == half
+
+
+def test_fields_that_nothing_reads_are_logged_in_one_line(caplog):
+    values = golden("llama_llama3") | {"unheard_of": 1, "pretraining_tp": 2, "_note": "x"}
+    with caplog.at_level("INFO", "hybrid_jax.models"):
+        config_from_hf(values)
+    assert caplog.messages == ["llama: nothing reads these of config.json: unheard_of"]
 
 
 @pytest.mark.parametrize(
@@ -157,10 +238,11 @@ def older(values: dict) -> dict:
     rope = dict(values.pop("rope_parameters", None) or {})
     if rope:
         values["rope_theta"] = rope.pop("rope_theta")
-        if "partial_rotary_factor" in rope:
+        # Bamba takes no fraction from anywhere else.
+        if "partial_rotary_factor" in rope and values["model_type"] != "bamba":
             values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         kind = rope.pop("rope_type")
-        values["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+        values["rope_scaling"] = {"type": kind} | rope if rope or kind != "default" else None
     if "time_step_limit" in values:
         low, high = values["time_step_limit"]
         values["time_step_limit"] = [low, math.inf if isinstance(high, dict) else high]
@@ -190,8 +272,9 @@ def test_infinity_has_two_spellings():
         assert config.recurrent[0].dt_limits == (0.0, math.inf)
 
 
-def test_step_size_floor_of_the_initialisation_is_no_limit():
-    values = golden("nemotron_h_dense") | {"time_step_min": 0.5, "time_step_floor": 0.4}
+@pytest.mark.parametrize("smallest", [0, 0.0005, 0.001, None])
+def test_step_size_floor_of_the_initialisation_is_no_limit(smallest):
+    values = golden("nemotron_h_dense") | {"time_step_min": smallest, "time_step_floor": 0.4}
     assert config_from_hf(values).recurrent[0].dt_limits == (0.0, math.inf)
 
 
@@ -243,6 +326,20 @@ def test_unknown_family_names_the_supported_ones(name):
         ("qwen3_next_experts_and_dense", "hidden_act", "gelu"),
         ("qwen3_next_experts_and_dense", "attn_output_gate", False),
         ("falcon_h1_norm_first_biases", "hidden_act", "gelu"),
+        ("llama_llama3", "is_causal", False),
+        ("llama_llama3", "is_causal", None),
+        ("qwen3_next_experts_and_dense", "is_causal", False),
+        ("llama_llama3", "sliding_window", 9),
+        ("llama_llama3", "attention_chunk_size", 9),
+        ("llama_swiftkv_groups_tied", "sliding_window", 9),
+        ("llama_llama3", "per_layer_config", {"0": {"rms_norm_eps": 0.5}}),
+        ("llama_llama3", "transformers_weights", "other.safetensors"),
+        ("llama_llama3", "kv_sharing_modes", ["own", "reuse"]),
+        ("mamba_tied", "rescale_prenorm_residual", True),
+        ("falcon_mamba_untied", "rescale_prenorm_residual", True),
+        ("mamba2_biases_tied", "rescale_prenorm_residual", True),
+        ("nemotron_h_dense", "time_step_min", 0.7),
+        ("nemotron_h_dense", "mamba_dt_min", 0.7),
     ],
 )
 def test_unsupported_field_is_named_with_its_value_and_family(name, field, value):
@@ -251,7 +348,7 @@ def test_unsupported_field_is_named_with_its_value_and_family(name, field, value
         values["rope_parameters"][field] = value
     else:
         values[field] = value
-    shown = "awq" if field == "quantization_config" else repr(value)
+    shown = "awq" if field == "quantization_config" else re.escape(repr(value))
     with pytest.raises(NotImplementedError, match=f"{values['model_type']}: {field}.*{shown}"):
         config_from_hf(values)
 
@@ -359,6 +456,8 @@ def test_malformed_field_is_named(name, field, value):
         ("lfm2_attention_first_untied", 8, None),
         ("lfm2_moe_bias", 8, None),
         ("jamba_experts_biases", 8, None),
+        ("bamba_quarter_limits", 8, None),
+        ("nemotron_h_dense", 8, 128),
     ],
 )
 def test_where_a_file_says_nothing_there_are_as_many_kv_heads_as_in_transformers(
@@ -373,6 +472,8 @@ def test_where_a_file_says_nothing_there_are_as_many_kv_heads_as_in_transformers
             "mamba_expand": 2,
         }
         values["mamba_n_groups"] = 1
+    if name.startswith("bamba"):
+        values |= {"mamba_n_heads": 16, "mamba_d_head": "auto"}
     for field in ("num_key_value_heads", "head_dim"):
         values.pop(field, None)
     silent = config_from_hf(values).attention
@@ -452,6 +553,19 @@ def test_the_older_way_to_say_which_layers_attend_is_checked(given):
 def test_a_rotation_that_cannot_be_is_named(name, rope, error, message):
     values = golden(name) | {"rope_parameters": rope}
     with pytest.raises(error, match=re.escape(message)):
+        config_from_hf(values)
+
+
+def test_the_first_length_of_a_llama3_rope_may_be_a_field_of_the_file():
+    values = golden("llama_llama3") | {"original_max_position_embeddings": 8}
+    assert config_from_hf(values).attention.rope.scaling.original_max_position == 8
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_a_rotation_for_each_kind_of_layer_is_refused(field):
+    values = golden("llama_llama3")
+    values[field] = {"full_attention": {"rope_type": "default", "rope_theta": 77.0}}
+    with pytest.raises(NotImplementedError, match=r"full_attention in rope_parameters .* 77\.0"):
         config_from_hf(values)
 
 

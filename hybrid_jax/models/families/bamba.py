@@ -8,7 +8,8 @@ from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 NORM_EPS = 1e-5  # of layers and mixers, where the file says nothing
-ROTATED = 0.5  # share of each head, where the file says nothing
+# Where the file says nothing: share of each head that is rotated, and KV heads.
+ROTATED, KV_HEADS = 0.5, 8
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -18,7 +19,9 @@ def read_config(fields: HFConfig) -> ModelConfig:
     places = fields.layers("attn_layer_indices", num_layers)
     mixers = {}
     if places:
-        mixers[True] = fields.attention(rope=True, rope_fraction=ROTATED)
+        mixers[True] = fields.attention(
+            rope=True, rope_fraction=ROTATED, kv_heads=KV_HEADS, fraction_beside=False
+        )
     if len(places) < num_layers:
         mixers[False] = recurrent_mixer(fields, NORM_EPS)
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
@@ -66,4 +69,10 @@ FAMILY = Family(
         Mamba2: under("mamba", MAMBA2),
         MLP: under("feed_forward", GATED_MLP),
     },
+    harmless=frozenset(
+        (
+            *("mamba_chunk_size", "partial_rotary_factor", "z_loss_coefficient"),
+            *("layer_types", "layers_block_type"),  # follow from others
+        )
+    ),
 )

@@ -46,7 +46,8 @@ def _recurrent_mixer(fields: HFConfig) -> Mamba2:
     if fields.get("mamba_d_head", default="auto") != "auto":
         both = heads * fields.integer("mamba_d_head")
         fields.check_inner(both, inner, "mamba_n_heads * mamba_d_head", given)
-    norm = "norm_first" if fields.flag("mamba_norm_before_gate", default=True) else "gate_first"
+    first = fields.flag("mamba_norm_before_gate", default=True, null=False)
+    norm = "norm_first" if first else "gate_first"
     return fields.ssd_mixer(
         heads="mamba_n_heads",
         head_dim=inner // heads,
@@ -107,6 +108,8 @@ def of_config(fields: HFConfig) -> Family:
         of_config=of_config,
         # One flag says whether in_proj has a bias, and another one whether out_proj has.
         zeros=r"\.mamba\.(in|out)_proj\.bias$",
+        # The lists of layers follow from their number.
+        harmless=frozenset(("mamba_chunk_size", "layer_types", "layers_block_type")),
     )
 
 

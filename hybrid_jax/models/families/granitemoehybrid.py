@@ -16,6 +16,7 @@ from hybrid_jax.models.family import MTP_NAMES, Family, last_layer_with
 from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
 
 NORM_EPS = 1e-6  # of layers and mixers, where the file says nothing
+NUM_EXPERTS = 8  # likewise; null means that there are none
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -24,7 +25,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields.only("normalization_function", ("rmsnorm",), "rmsnorm")
     rope = fields.only("position_embedding_type", ("nope", "rope"), "nope") == "rope"
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    kinds = fields.names("layer_types", "layers_block_type") or ["mamba"] * num_layers
+    kinds = fields.names("layers_block_type", "layer_types") or ["mamba"] * num_layers
     fields.layer_kinds("layer_types", kinds, MIXER_KINDS, num_layers)
     kinds = [MIXER_KINDS[kind] for kind in kinds]
     mixers = {}
@@ -45,7 +46,9 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _feed_forward(fields: HFConfig) -> MLP | MoE:
     shared = fields.integer("shared_intermediate_size", minimum=0)
-    num_experts = fields.integer("num_local_experts", default=0, minimum=0)
+    num_experts = fields.integer("num_local_experts", default=None, minimum=0)
+    if num_experts is None:
+        num_experts = 0 if fields.null("num_local_experts") else NUM_EXPERTS
     if num_experts == 0:
         return MLP(width=shared)
     return MoE(
@@ -86,4 +89,5 @@ FAMILY = Family(
     ),
     mtp=mtp_layers,
     mtp_names=MTP_NAMES,
+    harmless=frozenset({"mamba_chunk_size"}),
 )

@@ -14,7 +14,7 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, MAMBA1, Either, under
 from hybrid_jax.models.family import Family
-from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
 
 NORM_EPS = 1e-6
 LENGTH = 262_144
@@ -26,11 +26,11 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields.silu("hidden_act")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     attends = _every(fields, "attn_layer", num_layers, period=8, offset=4)
-    num_experts = fields.integer("num_experts", "num_local_experts", default=16)
+    num_experts = fields.integer("num_local_experts", "num_experts", default=16)
     sparse = [num_experts > 1 and yes for yes in _every(fields, "expert_layer", num_layers, 2, 1)]
     mixers: dict[bool, Mixer] = {}
     if True in attends:
-        mixers[True] = fields.attention(rope=False, kv_heads=KV_HEADS)
+        mixers[True] = fields.attention(rope=False, kv_heads=KV_HEADS, biases=False)
     if False in attends:
         mixers[False] = _recurrent_mixer(fields)
     width = fields.integer("intermediate_size")
@@ -91,4 +91,7 @@ FAMILY = Family(
         MLP: under("feed_forward", GATED_MLP),
         MoE: under("feed_forward", EXPERTS),
     },
+    harmless=ROTATION
+    | {"use_associative_scan", "use_mamba_kernels", "use_mambapy"}
+    | {"layer_types", "layers_block_type", "layers_num_experts"},  # follow from others
 )

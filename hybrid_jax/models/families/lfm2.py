@@ -64,7 +64,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
 def _attention(fields: HFConfig) -> Attention:
     eps = fields.number("norm_eps", default=NORM_EPS, positive=True)
     return fields.attention(
-        rope=True, theta=THETA, kv_heads=KV_HEADS, qk_norm=True, qk_norm_eps=eps
+        rope=True, theta=THETA, kv_heads=KV_HEADS, biases=False, qk_norm=True, qk_norm_eps=eps
     )
 
 

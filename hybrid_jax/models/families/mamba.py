@@ -7,7 +7,7 @@ from typing import Literal
 from hybrid_jax.config import LayerSpec, Mamba1, ModelConfig
 from hybrid_jax.kinds.tensors import MAMBA1, under
 from hybrid_jax.models.family import Family
-from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
 
 MAX_POSITION = 262_144  # no position encoding bounds the length; files name none
 NORM_EPS = 1e-5
@@ -21,6 +21,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
 def stack(fields: HFConfig, norms: Literal["none", "weightless"], norm_eps: float) -> ModelConfig:
     """A stack of mixers; `norm_eps` of the norms inside them."""
     fields.silu("hidden_act")
+    # Meant for the first weights of a training; transformers repeats it each time it reads weights.
+    fields.only("rescale_prenorm_residual", (False,), False)
     width = fields.integer("hidden_size")
     expanded = int(fields.number("expand", default=2, positive=True) * width)
     mixer = Mamba1(
@@ -52,4 +54,11 @@ FAMILY = Family(
     mixer_norm="norm.weight",
     tensors={Mamba1: under("mixer", MAMBA1)},
     renames=((r"^backbone\.embedding\.", "backbone.embeddings."),),
+    harmless=ROTATION.union(
+        (
+            "layer_types",  # follows from the number of layers
+            *("time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_min"),
+            *("time_step_scale", "use_associative_scan", "use_falcon_mambapy", "use_mambapy"),
+        )
+    ),
 )

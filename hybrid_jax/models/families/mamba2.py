@@ -9,7 +9,7 @@ from __future__ import annotations
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.kinds.tensors import MAMBA2, under
 from hybrid_jax.models.family import Family
-from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
 
 MAX_POSITION = 262_144  # no position encoding bounds the length; files name none
 
@@ -17,6 +17,8 @@ MAX_POSITION = 262_144  # no position encoding bounds the length; files name non
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "mamba2" to `ModelConfig`."""
     fields.silu("hidden_act")
+    # Meant for the first weights of a training; transformers repeats it each time it reads weights.
+    fields.only("rescale_prenorm_residual", (False,), False)
     mixer = fields.ssd_mixer(
         heads="num_heads",
         head_dim=("head_dim",),
@@ -45,4 +47,11 @@ FAMILY = Family(
     mixer_norm="norm.weight",
     tensors={Mamba2: under("mixer", MAMBA2)},
     renames=((r"^backbone\.embedding\.", "backbone.embeddings."),),
+    harmless=ROTATION.union(
+        (
+            "layer_types",  # follows from the number of layers
+            *("chunk_size", "norm_before_gate", "rms_norm"),
+            *("time_step_floor", "time_step_max", "time_step_min", "time_step_rank"),
+        )
+    ),
 )

@@ -9,7 +9,6 @@ embedding and the hidden state, and its last one has the head's last norm.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,21 +16,27 @@ from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, Mo
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, Either, under
 from hybrid_jax.models.family import MTP_LAYERS, NO_HEAD, Family, last_layer_with
-from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
+from hybrid_jax.models.hf_config import MIXER_KINDS, ROTATION, HFConfig
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 LAYER_TYPES = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
 BLOCKS = {"mamba": Mamba2, "attention": Attention, "mlp": MLP, "moe": MoE}
 MTP_KINDS = ("attention", "moe")  # layers of the head, where the file names none
+STEP_MIN = 0.001
+KV_HEADS, HEAD_SIZE = 8, 128  # where the file says nothing
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "nemotron_h" to `ModelConfig`."""
     # `num_hidden_layers` follows from these.
-    kinds = _kinds(fields, ("layers_block_type", "layer_types"), "hybrid_override_pattern")
+    kinds = _kinds(fields, ("layer_types", "layers_block_type"), "hybrid_override_pattern")
     fields.only("sliding_window", (None,), None)
-    without_rope = functools.partial(HFConfig.attention, rope=False)
-    makers = {"mamba": _recurrent_mixer, "attention": without_rope, "mlp": _mlp, "moe": _moe}
+    # Transformers raises step sizes to this, the published implementation does not. At 0.001, as all released files
+    # have it, that is no difference; at more, nobody knows which is meant.
+    for name in ("time_step_min", "mamba_dt_min"):
+        if fields.number(name, default=STEP_MIN) > STEP_MIN:
+            fields.only(name, (STEP_MIN,), STEP_MIN)
+    makers = {"mamba": _recurrent_mixer, "attention": _attention, "mlp": _mlp, "moe": _moe}
     specs = {kind: makers[kind](fields) for kind in set(kinds)}
     return ModelConfig(
         layers=tuple(
@@ -47,14 +52,14 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _kinds(fields: HFConfig, lists: tuple[str, ...], pattern: str) -> list[str]:
     """The kind of each layer, from a list under one of these names or from the pattern."""
-    field, known = lists[0], ", ".join(LAYER_TYPES)
+    field, known = lists[-1], ", ".join(LAYER_TYPES)
     names = fields.names(*lists)
     if names is None:
         field, known = pattern, "".join(LETTERS)
         letters = fields.get(pattern)
         if not letters or not isinstance(letters, str):
             raise ValueError(
-                f"nemotron_h: config.json needs {pattern} or {lists[0]}, it has {letters!r}"
+                f"nemotron_h: config.json needs {pattern} or {lists[-1]}, it has {letters!r}"
             )
         names = [LETTERS.get(letter, letter) for letter in letters]
     unknown = sorted({name for name in names if name not in LAYER_TYPES})
@@ -94,6 +99,12 @@ def of_config(fields: HFConfig) -> Family:
     return replace(FAMILY, mtp=own_layers)
 
 
+def _attention(fields: HFConfig) -> Attention:
+    # The older name counts where the newer one is absent.
+    size = fields.integer("attention_head_dim", default=HEAD_SIZE)
+    return fields.attention(rope=False, kv_heads=KV_HEADS, head_size=size)
+
+
 def _recurrent_mixer(fields: HFConfig) -> Mamba2:
     fields.silu("mamba_hidden_act")
     return fields.ssd_mixer(
@@ -117,17 +128,24 @@ def _mlp(fields: HFConfig) -> MLP:
 
 def _moe(fields: HFConfig) -> MoE:
     fields.only("mlp_hidden_act", ("relu2",), "relu2")
-    num_experts = fields.integer("n_routed_experts", "num_local_experts")
+    num_experts = fields.integer("num_local_experts", "n_routed_experts")
     num_groups = fields.integer("n_group", default=1)
     fields.divides("n_group", num_groups, "n_routed_experts", num_experts)
+    top_groups = fields.integer("topk_group", default=1, maximum=num_groups)
+    top_k = fields.integer("num_experts_per_tok", maximum=num_experts)
+    if top_k > (most := top_groups * num_experts // num_groups):
+        raise ValueError(
+            f"nemotron_h: num_experts_per_tok in config.json must be at most the {most} experts that topk_group "
+            f"{top_groups} of n_group {num_groups} leaves, got {top_k}"
+        )
     return MoE(
         num_experts=num_experts,
-        top_k=fields.integer("num_experts_per_tok", maximum=num_experts),
+        top_k=top_k,
         width=fields.integer("moe_intermediate_size"),
         kind="relu2",
         routing="sigmoid",
         num_groups=num_groups,
-        top_groups=fields.integer("topk_group", default=1, maximum=num_groups),
+        top_groups=top_groups,
         normalize=fields.flag("norm_topk_prob", default=True),
         scale=fields.number("routed_scaling_factor", default=1.0),
         shared_width=fields.integer("moe_shared_expert_intermediate_size", minimum=0),
@@ -183,4 +201,13 @@ FAMILY = Family(
     of_config=of_config,
     mtp=mtp_layers,
     mtp_names=mtp_names,
+    harmless=ROTATION.union(
+        (
+            *("chunk_size", "expand", "mamba_chunk_size", "mamba_expand", "mamba_proj_bias"),
+            *("mamba_dt_init_floor", "mamba_dt_max", "mamba_ssm_cache_dtype"),
+            *("moe_shared_expert_overlap", "n_shared_experts", "num_hidden_layers"),
+            *("rescale_prenorm_residual", "time_step_floor", "time_step_max", "use_mamba_kernels"),
+            *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+        )
+    ),
 )

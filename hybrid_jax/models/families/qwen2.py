@@ -10,7 +10,7 @@ from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 MAX_POSITION = 32_768  # where the file names none
-WINDOW, FIRST_WITH_WINDOW = 4096, 28  # likewise
+WINDOW, FIRST_WITH_WINDOW, KV_HEADS = 4096, 28, 32  # likewise
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -18,21 +18,20 @@ def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "qwen2" to `ModelConfig`."""
     fields.silu("hidden_act")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    mixer = replace(fields.attention(rope=True), qkv_bias=True, out_bias=False)
-    slides = set()
+    attention = fields.attention(rope=True, kv_heads=KV_HEADS, biases=False)
+    mixer = replace(attention, qkv_bias=True)
+    size, slides = fields.integer("sliding_window", default=WINDOW), False
     if fields.flag("use_sliding_window"):
-        first = fields.integer("max_window_layers", default=FIRST_WITH_WINDOW, minimum=0)
-        usual = [KINDS[index >= first] for index in range(num_layers)]
-        kinds = fields.names("layer_types") or usual
-        fields.layer_kinds("layer_types", kinds, KINDS, num_layers)
-        slides = {index for index, kind in enumerate(kinds) if kind == KINDS[1]}
-    window = replace(mixer, sliding_window=fields.integer("sliding_window", default=WINDOW))
+        slides = not fields.null("sliding_window")
+    first = fields.integer("max_window_layers", default=FIRST_WITH_WINDOW, minimum=0)
+    usual = [KINDS[slides and index >= first] for index in range(num_layers)]
+    kinds = fields.names("layer_types") or usual
+    # Without a window no layer can have one.
+    fields.layer_kinds("layer_types", kinds, KINDS if slides else KINDS[:1], num_layers)
+    made = {KINDS[0]: mixer, KINDS[1]: replace(mixer, sliding_window=size)}
     mlp = MLP(width=fields.integer("intermediate_size"))
     return ModelConfig(
-        layers=tuple(
-            LayerSpec(mixers=(window if index in slides else mixer,), mlp=mlp)
-            for index in range(num_layers)
-        ),
+        layers=tuple(LayerSpec(mixers=(made[kind],), mlp=mlp) for kind in kinds),
         **fields.common("rms_norm_eps", 1e-6, MAX_POSITION),
     )
 

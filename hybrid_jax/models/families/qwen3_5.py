@@ -40,4 +40,11 @@ FAMILY = replace(
     },
     renames=((r"^model\.language_model\.", "model."),),
     also=("qwen3_5_text",),
+    # Of images, which are not read.
+    harmless=frozenset(
+        (
+            *("image_token_id", "video_token_id", "vision_config", "vision_end_token_id"),
+            "vision_start_token_id",
+        )
+    ),
 )
