@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 
 from hybrid_jax.api.completions import Job, derive_seed
 from hybrid_jax.api.engine_thread import EngineThread
+from hybrid_jax.api.options import ChatOptions
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.pack import MAX_STOP_IDS
@@ -215,9 +217,9 @@ class Intake:
         """A conversation, or a list of them, as prompts. The other arguments are those of `conversation`.
 
         Raises:
-            ConversationError: a conversation cannot become a prompt.
+            As `conversation`.
         """
-        options = template_options(**template)
+        options = self._options(template)
         if not are_several(messages):
             return [self._prompt(messages, cache_breakpoints, options)]
         prompts = []
@@ -246,8 +248,16 @@ class Intake:
 
         Raises:
             ConversationError: it is not a conversation, the template refuses it, or there is no such message.
+            TypeError: an argument is unknown.
         """
-        return self._prompt(messages, cache_breakpoints, template_options(**template))
+        return self._prompt(messages, cache_breakpoints, self._options(template))
+
+    @staticmethod
+    def _options(template: dict[str, Any]) -> dict[str, Any]:
+        for name in template:
+            if name not in ChatOptions.__annotations__:
+                refuse_name("LLM.chat", name, ChatOptions.__annotations__, what="option")
+        return template_options(**template)
 
     def _prompt(
         self, messages: Any, cache_breakpoints: Sequence[int] | None, options: dict[str, Any]

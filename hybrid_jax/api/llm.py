@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -320,29 +320,26 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        cache_breakpoints: Sequence[int] | None = None,
         use_tqdm: bool = False,
         progress: ProgressOption = None,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Continues a conversation, or several, through the model's chat template.
 
         Args:
             messages: [{"role": ..., "content": ...}, ...], or a list of such lists. The content is text, or a list of
-                parts {"type": "text", "text": ...}, which are joined by line ends. An assistant's message with
-                tool_calls needs no content. The arguments of a call are an object or its JSON text.
+                parts {"type": "text", "text": ...}. An assistant's message with tool_calls needs no content. The
+                arguments of a call are an object or its JSON text. The template gets the form that it reads.
             sampling_params, use_tqdm, progress: as in `generate`.
-            add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
-            chat_template_kwargs: other variables that the template reads.
-            cache_breakpoints: indices of messages after which other conversations go on differently; None for the
-                system messages at the beginning.
+            options: `add_generation_prompt`, `continue_final_message`, `chat_template` and `tools` as in
+                `Tokenizer.apply_chat_template`. `chat_template_kwargs`: other variables that the template reads.
+                `cache_breakpoints`: indices of messages after which other conversations go on differently; None for
+                the system messages at the beginning.
 
         Raises:
             ValueError: something is wrong with a conversation, or the template refuses it. Nothing has run.
                 Roles are system, developer, user, assistant, tool, and those that the template names.
+            TypeError: an option is unknown.
 
         Example:
             >>> llm = LLM()
@@ -354,14 +351,7 @@ class LLM:
             >>> outs[0].prompt, len(outs[0].outputs[0].token_ids)
             ('# user: Say hello.\\n', 4)
         """
-        prompts = self._intake.conversations(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            tools=tools,
-            cache_breakpoints=cache_breakpoints,
-        )
+        prompts = self._intake.conversations(messages, **options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
 
     def stream_chat(

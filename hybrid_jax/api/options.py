@@ -73,9 +73,10 @@ class LLMOptions(EngineOptions, total=False):
 class ChatOptions(TypedDict, total=False):
     """How a conversation becomes a prompt, as in `LLM.chat`."""
 
-    add_generation_prompt: bool
+    add_generation_prompt: bool | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool
     tools: Sequence[Mapping[str, Any]] | None
     cache_breakpoints: Sequence[int] | None
 

@@ -186,7 +186,6 @@ FIELDS = {
     "web_search_options": Field(only=CHAT),
     "reasoning_effort": Field(only=CHAT, remedy=TEMPLATE),
     "verbosity": Field(nothing=("medium",), only=CHAT, remedy=TEMPLATE),
-    "continue_final_message": Field(nothing=(False,), only=CHAT),
     "chat_template": Field(only=CHAT, remedy="name one for the whole run: --chat-template FILE"),
 }
 # About accounts, storage and speed: no answer depends on them.
@@ -200,6 +199,7 @@ ELSEWHERE = {
     | {
         *("model", "messages", "logprobs", "top_logprobs", "tools", "tool_choice"),
         *("parallel_tool_calls", "chat_template_kwargs", "add_generation_prompt"),
+        "continue_final_message",
         "cache_breakpoints",
     },
     COMPLETIONS: IGNORED | {"model", "prompt", "logprobs", "best_of", "cache_breakpoints"},

@@ -32,7 +32,10 @@ from hybrid_jax.text.thoughts import Thoughts
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")
-SAME_NAMES = ("add_generation_prompt", "cache_breakpoints", "chat_template_kwargs", "tools")
+SAME_NAMES = (
+    *("add_generation_prompt", "cache_breakpoints", "chat_template_kwargs"),
+    *("continue_final_message", "tools"),
+)
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

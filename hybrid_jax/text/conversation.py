@@ -8,11 +8,12 @@ import os
 import reprlib
 import string
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from hybrid_jax.config.checks import integers_of
+from hybrid_jax.text.template_forms import as_object
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -25,7 +26,12 @@ OTHER_ROLES = {
     "function": "tool",
 }
 # Parameters of `LLM.chat`, which chat_template_kwargs must not give a second time.
-NAMED = ("add_generation_prompt", "cache_breakpoints", "chat_template", "messages", "tools")
+NAMED = (
+    *("add_generation_prompt", "cache_breakpoints", "chat_template", "continue_final_message"),
+    *("messages", "tools"),
+)
+# Names of a message's thoughts. Servers write one and templates read another.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ConversationError(ValueError):
@@ -72,15 +78,22 @@ def are_several(messages: Any) -> bool:
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages of one conversation: text parts joined by line ends, arguments of tool calls as objects.
+    """The messages of one conversation, checked, as dicts without nulls. Thoughts stand under each of their names.
+
+    The form of contents and of arguments is left to the chat template: see `TemplateForm`.
+
+    Args:
+        messages: dicts, or objects of a client's library: dataclasses, or with a method `model_dump`.
 
     Raises:
         ConversationError: a message is malformed, or holds something other than text.
 
     Example:
-        >>> parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]
-        >>> read_messages([{"role": "user", "content": parts}])
-        [{'role': 'user', 'content': 'hello\\nthere'}]
+        >>> read_messages([{"role": "user", "content": "hi", "name": None}])
+        [{'role': 'user', 'content': 'hi'}]
+        >>> [answer] = read_messages([{"role": "assistant", "content": "4", "reasoning": "2 + 2"}])
+        >>> answer["thinking"], answer["reasoning_content"]
+        ('2 + 2', '2 + 2')
     """
     if not _is_list(messages) or not messages:
         raise _wrong("messages must be a non-empty list", messages, "messages")
@@ -111,14 +124,16 @@ def check_rendered(messages: Conversation, text: str) -> None:
     for index, message in enumerate(messages):
         if message["role"] in COMMON_ROLES:
             continue
-        content = message["content"].strip()
-        forms = content, json.dumps(content, ensure_ascii=False)[1:-1]
-        if not any(form in text for form in forms):
+        if not all(_stands_in(text, content.strip()) for content in text_of(message["content"])):
             raise ConversationError(
                 f"messages[{index}] is left out by the chat template, which does not know the role "
                 f"{reprlib.repr(message['role'])}; use {' or '.join(COMMON_ROLES)}",
                 param=f"messages[{index}].role",
             )
+
+
+def _stands_in(text: str, content: str) -> bool:
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
 
 def check_tools(tools: Any) -> None:
@@ -133,9 +148,10 @@ def check_tools(tools: Any) -> None:
 
 def template_options(
     *,
-    add_generation_prompt: Any = True,
+    add_generation_prompt: Any = None,
     chat_template: Any = None,
     chat_template_kwargs: Any = None,
+    continue_final_message: Any = False,
     tools: Any = None,
 ) -> dict[str, Any]:
     """Arguments of `Tokenizer.apply_chat_template`. An empty list of tools becomes None.
@@ -144,9 +160,15 @@ def template_options(
         ConversationError: an argument is not what it must be, or `chat_template_kwargs` holds one that has a parameter
             of its own.
     """
+    if not isinstance(continue_final_message, bool):
+        what = "continue_final_message must be true or false"
+        raise _wrong(what, continue_final_message, "continue_final_message")
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
     if not isinstance(add_generation_prompt, bool):
         what = "add_generation_prompt must be true or false"
         raise _wrong(what, add_generation_prompt, "add_generation_prompt")
+    check_continuation(continue_final_message, add_generation_prompt)
     if chat_template is not None and not isinstance(chat_template, str):
         what = "chat_template must be Jinja source or the name of one of the model's templates"
         raise _wrong(what, chat_template, "chat_template")
@@ -165,6 +187,7 @@ def template_options(
     return {
         "add_generation_prompt": add_generation_prompt,
         "chat_template": chat_template,
+        "continue_final_message": continue_final_message,
         "tools": list(tools) if tools else None,
         **more,
     }
@@ -175,23 +198,61 @@ def _is_list(value: Any) -> bool:
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:
+    try:
+        message = _as_dict(message)
+    except RecursionError:
+        what = f"{where} holds values in values in values, too many to be read; write it flatter"
+        raise ConversationError(what, param=where) from None
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise _wrong(f"{where} must have a role and a content", message, where)
-    read = dict(message)
-    if message.get("content") is not None:
-        read["content"] = _content(f"{where}.content", message["content"])
-    elif message["role"] != "assistant" or not message.get("tool_calls"):
+    read = {key: value for key, value in message.items() if value is not None}
+    if "function_call" in read:
+        what = f"{where}.function_call is not read; write tool_calls instead"
+        raise _wrong(what, read["function_call"], where, code="unsupported_parameter")
+    calls = _tool_calls(f"{where}.tool_calls", read.pop("tool_calls", []))
+    if calls:
+        read["tool_calls"] = calls  # an empty list would look like calls to a template
+    is_answer = message["role"] == "assistant"
+    if "content" in read:
+        read["content"] = _content(f"{where}.content", read["content"])
+    elif is_answer and isinstance(read.get("refusal"), str):
+        # The interface that has this field gives no content beside it.
+        read["content"] = read["refusal"]
+    elif is_answer and (calls or any(name in read for name in THOUGHTS)):
+        read["content"] = ""
+    else:
         what = f"{where} has no content"
-        if message["role"] == "assistant":
+        if is_answer:
             what += " and no tool_calls; an assistant's message needs one of them"
         raise ConversationError(what, param=where, code="missing_required_parameter")
-    calls = read.pop("tool_calls", None)
-    if calls is not None and (calls := _tool_calls(f"{where}.tool_calls", calls)):
-        read["tool_calls"] = calls  # an empty list would look like calls to a template
-    return read
+    return _with_thoughts(read)
 
 
-def _content(where: str, content: Any) -> str:
+def _as_dict(value: Any) -> Any:
+    """Objects of a client's library as dicts, with all that is inside of them; everything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: _as_dict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_dict(inner) for inner in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _as_dict(getattr(value, entry.name)) for entry in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return _as_dict(dump())
+    return value
+
+
+def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its thoughts under each name under which a template may look for them."""
+    given = [text for name in THOUGHTS if isinstance(text := message.get(name), str)]
+    if not given:
+        return message
+    thoughts = next(filter(None, given), "")
+    return dict.fromkeys(THOUGHTS, thoughts) | {
+        key: value for key, value in message.items() if key not in THOUGHTS or value
+    }
+
+
+def _content(where: str, content: Any) -> str | list[Any]:
     if isinstance(content, str):
         return content
     if not _is_list(content):
@@ -203,7 +264,7 @@ def _content(where: str, content: Any) -> str:
             raise _wrong(what, kind, f"{where}[{index}]", code="unsupported_parameter")
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{where}[{index}].text must be a string", part.get("text"), where)
-    return "\n".join(part["text"] for part in content)
+    return list(content) or ""
 
 
 def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
@@ -214,22 +275,76 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise _wrong(f"{where}[{index}] must have a function", call, where)
-        arguments = _arguments(function.get("arguments"))
-        if not isinstance(arguments, Mapping):
+        if not isinstance(as_object(function.get("arguments")), Mapping):
             what = f"{where}[{index}].function.arguments must be JSON of an object"
             raise _wrong(what, function["arguments"], where)
-        read.append({**call, "function": {**function, "arguments": arguments}})
+        given = {key: value for key, value in call.items() if value is not None}
+        read.append(given | {"function": {k: v for k, v in function.items() if v is not None}})
     return read
 
 
-def _arguments(given: Any) -> Any:
-    """The arguments of a call as an object, if they are one or its JSON text. Templates write the JSON themselves."""
-    if given is None or given == "":
-        return {}
-    if isinstance(given, str):
-        with suppress(ValueError, RecursionError):
-            return json.loads(given)
-    return given
+def text_of(content: Any) -> list[str]:
+    """The texts of a content: one, or those of its parts."""
+    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+
+
+# --- a last message that goes on --------------------------------------------------------------------
+
+# Stands at the end of the last message while a template renders it. A template that trims takes the space away.
+MARK = "kq-the-last-message-goes-on-here-kq"
+
+
+def check_continuation(continue_final_message: bool, add_generation_prompt: bool) -> None:
+    """ConversationError if the last message is to go on and another is to begin after it."""
+    if continue_final_message and add_generation_prompt:
+        raise ConversationError(
+            "continue_final_message goes on with the last message, and add_generation_prompt begins another one, got "
+            "true for both; leave one of them out",
+            param="continue_final_message",
+        )
+
+
+def render_open(render: Callable[[Conversation], str], messages: Conversation) -> str:
+    """The text of a conversation up to the end of the last message's content, so that this message goes on.
+
+    Spaces at its end are there only if the template keeps them.
+
+    Args:
+        render: makes text of messages, without the beginning of another.
+        messages: of the conversation, in the form that the template reads.
+
+    Raises:
+        ConversationError: the last message has no content, or calls behind it, or the template does not print it as
+            it is.
+    """
+    *others, last = messages
+    texts = text_of(last.get("content"))
+    if last.get("tool_calls"):
+        raise ConversationError(
+            f"messages[{len(others)}] has tool_calls behind its content, so continue_final_message cannot go on with "
+            "it; leave continue_final_message out",
+            param="continue_final_message",
+        )
+    if not texts:
+        raise ConversationError(
+            f"messages[{len(others)}] has no content to go on with, as continue_final_message asks; write its "
+            "beginning, or leave continue_final_message out",
+            param="continue_final_message",
+        )
+    content = last["content"]
+    if isinstance(content, str):
+        marked: Any = f"{content}{MARK} "
+    else:
+        marked = [*content[:-1], {**content[-1], "text": f"{texts[-1]}{MARK} "}]
+    text = render([*others, {**last, "content": marked}])
+    beginning, found, after = text.rpartition(MARK)
+    if not found or texts[-1].strip() not in beginning:
+        raise ConversationError(
+            f"messages[{len(others)}] is changed or left out by the chat template, so continue_final_message cannot go "
+            "on with it; leave continue_final_message out",
+            param="continue_final_message",
+        )
+    return beginning if after.startswith(" ") else beginning.rstrip()
 
 
 # --- where messages end ---------------------------------------------------------------------------
@@ -312,7 +427,7 @@ def _end(
     return len(os.path.commonprefix((text, other)))
 
 
-def _unlike(content: Any) -> str:
+def _unlike(content: str | Sequence[Any] | None) -> str:
     """A text of one character that this content does not begin with, whatever a template trims from it."""
-    beginning = str(content)[:1000]
+    beginning = "".join(text_of(content))[:1000]
     return next((letter for letter in string.ascii_letters if letter not in beginning), "\x00")

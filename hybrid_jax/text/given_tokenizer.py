@@ -20,6 +20,7 @@ from hybrid_jax.config.model_directory import (
     hub_snapshot,
     other_tokenizers,
 )
+from hybrid_jax.text.template_limits import MAX_SECONDS
 from hybrid_jax.text.templates import NoTemplate
 from hybrid_jax.text.tokenizer import SAMPLE, SPECIAL_NAMES, Tokenizer, own_copy
 
@@ -145,19 +146,31 @@ class GivenTokenizer(Tokenizer):
             )
         return text
 
-    def apply_chat_template(
+    def _template_key(self, chat_template: str | None, *, with_tools: bool) -> str:
+        """See `Tokenizer._template_key`; empty for the object's method."""
+        if self._uses_method(chat_template):
+            return ""
+        return super()._template_key(chat_template, with_tools=with_tools)
+
+    def _uses_method(self, chat_template: str | None) -> bool:
+        """Whether the object's method makes the text. It does if there is no template."""
+        own = getattr(self._given, "apply_chat_template", None)
+        return chat_template is None and not self.chat_templates and own is not None
+
+    def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        chat_template: str | None = None,
-        **options: Any,
+        chat_template: str | None,
+        options: Mapping[str, Any],
+        seconds: float = MAX_SECONDS,
     ) -> str:
-        """See `Tokenizer.apply_chat_template`. Without a template of its own it asks the object's method, if any."""
-        own = getattr(self._given, "apply_chat_template", None)
-        if chat_template is not None or self.chat_templates or own is None:
-            return super().apply_chat_template(messages, chat_template=chat_template, **options)
-        options = {"add_generation_prompt": True, "tools": None} | options
-        return own(list(messages), tokenize=False, **options)
+        """See `Tokenizer._render`. The time of the object's method is not limited."""
+        if not self._uses_method(chat_template):
+            return super()._render(
+                messages, chat_template=chat_template, options=options, seconds=seconds
+            )
+        return self._given.apply_chat_template(list(messages), tokenize=False, **options)
 
     def identity(self) -> str:
         """See `Tokenizer.identity`: the object's class, and what it makes of a sample of text."""
@@ -202,8 +215,13 @@ def _takes(method: Any, option: str) -> bool:
 
 
 def _special(given: Any) -> dict[str, str]:
+    """The special tokens of an object: the usual ones, and others to which it gives a name."""
+    named = getattr(given, "special_tokens_map", None)
     found = {name: getattr(given, name, None) for name in SPECIAL_NAMES}
-    return {name: str(text) for name, text in found.items() if text is not None}
+    found = (dict(named) if isinstance(named, Mapping) else {}) | {
+        name: str(text) for name, text in found.items() if text is not None
+    }
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def _templates(given: Any) -> dict[str, str]:

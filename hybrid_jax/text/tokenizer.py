@@ -5,23 +5,27 @@ transformers reads more kinds of tokenizers, but importing it takes seconds. `LL
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
 
 from hybrid_jax.config.model_directory import TOKENIZER_FILE, is_there, pointer
-from hybrid_jax.text.conversation import check_tools
-from hybrid_jax.text.templates import NoTemplate, compile_template, quoted_strings
+from hybrid_jax.text.conversation import check_continuation, check_tools, render_open
+from hybrid_jax.text.template_forms import TRIAL_TOOL, TemplateForm, form_of
+from hybrid_jax.text.template_limits import MAX_SECONDS
+from hybrid_jax.text.templates import ChatTemplate, NoTemplate, quoted_strings
 from hybrid_jax.text.tokenizer_bounds import called, check_tokenizer_bounds, without_panic
 from hybrid_jax.text.tokenizer_files import SPECIAL_NAMES as SPECIAL_NAMES
 from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
 SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
+SECONDS_OF_A_TRIAL = 0.5  # of processor time, to render one conversation of a trial
+MAX_FORMS = 64  # templates whose form is remembered
 
 
 class Tokenizer:
@@ -31,6 +35,7 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer`; None for a class that encodes and decodes by itself.
         special_tokens: from name ("bos_token", ...) to text, given to chat templates.
         chat_templates: from name to Jinja source; "default" is used unless another is named.
+        template_files: from Jinja source to the file that holds it, for messages.
     """
 
     def __init__(
@@ -39,11 +44,15 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        template_files: Mapping[str, str] | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._hidden: dict[int, str] = {}
+        self.template_files = dict(template_files or {})
+        # Of the templates that were used, without tools and with them.
+        self._forms: dict[tuple[str, bool], TemplateForm] = {}
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer | None:
@@ -72,6 +81,7 @@ class Tokenizer:
             backend,
             special_tokens=beside.special_tokens,
             chat_templates=beside.chat_templates,
+            template_files=beside.template_files,
         )
 
     # --- text and ids -----------------------------------------------------------------------------
@@ -183,40 +193,74 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """Renders a conversation as text of the form on which the model was trained.
 
+        Contents and arguments of calls are brought into the form that the template reads.
+
         Args:
             messages: {"role": ..., "content": ...} in order.
             chat_template: the name of one of the model's templates, or Jinja source. None for its default, or for the
                 one called "tool_use" if there are tools and the model has that.
-            add_generation_prompt: end with the beginning of the assistant's answer.
+            add_generation_prompt: end with the beginning of the assistant's answer; None unless the last message goes
+                on.
+            continue_final_message: end with the last message's content, so that the answer goes on with it.
             tools: JSON schemas of tools, {"type": "function", "function": {"name": ..., "description": ...,
                 "parameters": ...}} each, for templates that use them.
             variables: other variables that the template reads.
 
         Raises:
-            ValueError: there is no template, it refuses the messages, or a tool is not a dict.
+            ValueError: there is no template, it refuses the messages, it fails or does not finish, or a tool is not a
+                dict.
         """
         if tools is not None:
             check_tools(tools)
-        template = compile_template(self._source(chat_template, with_tools=tools is not None))
-        try:
-            return template.render(
-                **self.special_tokens
-                | {
-                    "messages": list(messages),
-                    "tools": None if tools is None else list(tools),
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-                | variables
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(f"chat template: {error}") from error
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        check_continuation(continue_final_message, add_generation_prompt)
+        options = {"add_generation_prompt": add_generation_prompt, "tools": tools} | variables
+        render = functools.partial(self._render, chat_template=chat_template, options=options)
+        fitted = self._form(chat_template, tools).fit(messages)
+        return render_open(render, fitted) if continue_final_message else render(fitted)
+
+    def _form(
+        self, chat_template: str | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> TemplateForm:
+        """The form that a template reads."""
+        with_tools = tools is not None
+        key = self._template_key(chat_template, with_tools=with_tools), with_tools
+        if (known := self._forms.get(key)) is not None:
+            return known
+        options = {"add_generation_prompt": False, "tools": [TRIAL_TOOL] if with_tools else None}
+        render = functools.partial(
+            self._render, chat_template=chat_template, options=options, seconds=SECONDS_OF_A_TRIAL
+        )
+        if len(self._forms) >= MAX_FORMS:
+            self._forms.clear()
+        return self._forms.setdefault(key, form_of(render))
+
+    def _template_key(self, chat_template: str | None, *, with_tools: bool) -> str:
+        """What tells a template from others: its source."""
+        return self._template(chat_template, with_tools=with_tools).source
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None,
+        options: Mapping[str, Any],
+        seconds: float = MAX_SECONDS,
+    ) -> str:
+        """The text that a template makes of messages which have its form."""
+        tools = options["tools"]
+        template = self._template(chat_template, with_tools=tools is not None)
+        given = {"messages": list(messages), "documents": None}
+        options = {**options, "tools": None if tools is None else list(tools)}
+        return template.render(self.special_tokens | given | options, seconds=seconds)
 
     def quoted_in_template(
         self, chat_template: str | None = None, *, with_tools: bool = False
@@ -226,8 +270,11 @@ class Tokenizer:
         Raises:
             ValueError: there is no such template, or it is not Jinja.
         """
-        source = self._source(chat_template, with_tools=with_tools)
-        return quoted_strings(source)
+        return quoted_strings(self._template(chat_template, with_tools=with_tools).source)
+
+    def _template(self, wanted: str | None, *, with_tools: bool) -> ChatTemplate:
+        source = self._source(wanted, with_tools=with_tools)
+        return ChatTemplate(source, self.template_files.get(source))
 
     def template_source(self, chat_template: str | None = None, *, with_tools: bool = False) -> str:
         """The source of a template, chosen as `apply_chat_template` does. Raises as that does."""

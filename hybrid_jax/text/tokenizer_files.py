@@ -42,11 +42,13 @@ class TokenizerFiles(NamedTuple):
         special_tokens: from name ("bos_token", ...) to text.
         added: tokens that the vocabulary has beside those of tokenizer.json, in the order in which they get ids.
         chat_templates: from name to Jinja source; "default" is used unless another is named.
+        template_files: from Jinja source to the file that holds it.
     """
 
     special_tokens: dict[str, str]
     added: list[tokenizers.AddedToken]
     chat_templates: dict[str, str]
+    template_files: dict[str, str]
 
 
 def read_tokenizer_files(folder: Path, backend: tokenizers.Tokenizer) -> TokenizerFiles:
@@ -86,7 +88,7 @@ def read_tokenizer_files(folder: Path, backend: tokenizers.Tokenizer) -> Tokeniz
             "transformers 5",
             file,
         )
-    return TokenizerFiles(texts, added, read_chat_templates(folder, config))
+    return TokenizerFiles(texts, added, *read_chat_templates(folder, config))
 
 
 def _sorted_out(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,27 +173,34 @@ def _old_added_tokens(folder: Path, special: dict[str, Any]) -> dict[int, tokeni
 # --- chat templates -------------------------------------------------------------------------------
 
 
-def read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
+def read_chat_templates(folder: Path, config: dict) -> tuple[dict[str, str], dict[str, str]]:
     """The templates of a directory: those of its *.jinja files, else of tokenizer_config.json, else of an old file.
 
     Args:
         config: what tokenizer_config.json says.
 
+    Returns:
+        From name to Jinja source, and from source to the file that holds it.
+
     Raises:
         ValueError: a file has no template where it should have one. The message names it.
     """
-    found = {
-        file.stem: read_text(file, "chat template")
-        for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
-    }
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    found = {file.stem: read_text(file, "chat template") for file in more}
+    files = {found[file.stem]: str(file) for file in more}
     default = read_text_if_there(folder / TEMPLATE_FILE, "chat template")
     if default is not None:
         found["default"] = default
+        files[default] = str(folder / TEMPLATE_FILE)
     # Read in any case, so that a mistake shows.
     old = read_json_if_there(folder / OLD_TEMPLATE_FILE, "chat template")
     inner = _templates_in(folder / TOKENIZER_CONFIG_FILE, config.get("chat_template"))
     outer = _templates_in(folder / OLD_TEMPLATE_FILE, old.get("chat_template"))
-    return found or inner or outer
+    if found:
+        return found, files
+    if inner:
+        return inner, dict.fromkeys(inner.values(), str(folder / TOKENIZER_CONFIG_FILE))
+    return outer, dict.fromkeys(outer.values(), str(folder / OLD_TEMPLATE_FILE))
 
 
 def _templates_in(file: Path, value: Any) -> dict[str, str]:

@@ -37,7 +37,8 @@ def calls(arguments, **more):
     return {"role": "assistant", "tool_calls": [call]} | more
 
 
-USER = says("user", "hi")
+USER, ANSWER = says("user", "hi"), says("assistant", "yo")
+OPEN = {"continue_final_message": True}
 
 # messages, options, the prompt
 GOOD = {
@@ -59,6 +60,11 @@ GOOD = {
     "an empty list of tools": ([USER], {"tools": []}, "<user>hi>"),
     "what the template looks at": ([USER], {"chat_template_kwargs": {"mood": ":)"}}, "<user>hi:)>"),
     "no opening of a turn": ([USER], {"add_generation_prompt": False}, "<user>hi"),
+    "an open answer": ([USER, says("assistant", "yo ")], OPEN, "<user>hi<assistant>yo "),
+    "an open answer of parts": ([USER, says("assistant", parts("y", "o"))], OPEN, "<user>hi<assistant>y\no"),
+    "an open answer, no new one": ([USER, ANSWER], OPEN | {"add_generation_prompt": False}, "<user>hi<assistant>yo"),
+    "an open answer that is empty": ([USER, says("assistant", "")], OPEN, "<user>hi<assistant>"),
+    "null fields": ([USER | {"name": None}, calls("{}", content=None, name=None)], {}, "<user>hi<assistant>[f {}]>"),
 }  # fmt: skip
 
 WRONG, MISSING, UNSUPPORTED = "invalid_value", "missing_required_parameter", "unsupported_parameter"
@@ -252,11 +258,15 @@ BAD_OPTIONS = {
             {"chat_template_kwargs": {name: []}},
             f"chat_template_kwargs must not hold {name}; give {name} beside it",
         )
-        for name in ("messages", "tools", "chat_template", "add_generation_prompt")
+        for name in ("messages", "tools", "chat_template", "add_generation_prompt", *OPEN)
     },
     "a word for true": (
         {"add_generation_prompt": "yes"},
         "add_generation_prompt must be true or false, got 'yes'",
+    ),
+    "a word for open": (
+        {"continue_final_message": "content"},
+        "continue_final_message must be true or false, got 'content'",
     ),
     "a message that is not there": (
         {"cache_breakpoints": [1]},
@@ -328,6 +338,66 @@ def test_a_wrong_batch_line_meets_the_same_complaint(llm, ask, name):
     error = answer["response"]["body"]["error"]
     assert error["message"] == f"line 1: {complaint}"
     assert (error["param"], error["code"]) == (param, code)
+
+
+BOTH = OPEN | {"add_generation_prompt": True}
+NOT_BOTH = (
+    "continue_final_message goes on with the last message, and add_generation_prompt begins another one, got true for "
+    "both; leave one of them out"
+)
+
+
+@pytest.mark.parametrize("way", ["render_chat", "chat", "stream_chat", "astream_chat"])
+def test_an_answer_cannot_both_go_on_and_begin(llm, way):
+    with pytest.raises(ConversationError) as caught:
+        getattr(llm, way)([USER], **BOTH)
+    assert str(caught.value) == f"chat: {NOT_BOTH}"
+    assert caught.value.param == "continue_final_message"
+
+
+def test_nor_can_that_of_a_batch_line(llm, ask):
+    [answer] = ask(line("a", CHAT, messages=[USER], **BOTH), llm=llm)
+    assert answer["response"]["body"]["error"]["message"] == f"line 1: {NOT_BOTH}"
+
+
+def test_an_open_answer_and_what_follows_are_one_message(llm):
+    messages = [USER, says("assistant", "yo")]
+    [output] = llm.chat(messages, SHORT, continue_final_message=True)
+    assert output.prompt_token_ids == tuple(b"<user>hi<assistant>yo")
+    prompt = llm.render_chat([says("system", "s"), *messages], continue_final_message=True)
+    assert prompt.text == "<system>s<user>hi<assistant>yo"
+    assert prompt.cache_breakpoints == (len("<system>s<user>"),)
+
+
+@pytest.mark.parametrize("way", ["render_chat", "chat", "stream_chat", "astream_chat"])
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("continue_last_message", "did you mean continue_final_message"),
+        ("prefill", "did you mean continue_final_message"),
+        ("enable_thinking", "did you mean chat_template_kwargs"),
+        ("mood", "it has add_generation_prompt, cache_breakpoints, chat_template, "),
+    ],
+)
+def test_an_unknown_option_meets_a_hint(llm, name, hint, way):
+    with pytest.raises(TypeError, match=f"LLM.chat: unknown option '{name}'; {hint}"):
+        getattr(llm, way)([USER], **{name: True})
+
+
+def test_a_template_without_end_costs_only_its_own_request(llm, ask):
+    endless = says("user", "endless")
+    template = "{% if messages[0].content == 'endless' %}{{ 'a' * 10**10 }}{% endif %}" + TEMPLATE
+    with pytest.raises(
+        ConversationError, match="chat: chat template: did not finish: it builds a value of"
+    ) as caught:
+        llm.chat([endless], SHORT, chat_template=template)
+    assert caught.value.code == "chat_template"
+    assert llm.chat([USER], SHORT, chat_template=template)[0].prompt == "<user>hi>"
+    llm.get_tokenizer().chat_templates["default"] = template
+    answers = ask(line("a", CHAT, messages=[endless]), line("b", CHAT, messages=[USER]), llm=llm)
+    bad, good = sorted(answers, key=lambda answer: answer["custom_id"])
+    assert "did not finish" in bad["response"]["body"]["error"]["message"]
+    assert good["response"]["status_code"] == 200
 
 
 @pytest.mark.parametrize("way", ["chat", "stream_chat", "astream_chat"])

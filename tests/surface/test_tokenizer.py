@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import tokenizers
@@ -111,6 +112,17 @@ def test_a_template_may_refuse_messages(tmp_path):
     tokenizer = save_tokenizer(tmp_path, config={"chat_template": TEMPLATE})
     with pytest.raises(ValueError, match="chat template: no tools here"):
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_an_error_of_a_template_names_its_file(tmp_path, name):
+    source = "{{ bos_token }}\n{{ messages[0].content.x.y }}"
+    save_tokenizer(tmp_path, config={"chat_template": source})
+    if name.endswith("jinja"):
+        (tmp_path / name).write_text(source)
+    complaint = f"chat template: 'str object' has no attribute 'x' ({tmp_path / name}, line 2)"
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        Tokenizer.from_directory(tmp_path).apply_chat_template([{"role": "user", "content": "hi"}])
 
 
 def test_tojson_does_not_escape_for_html(tmp_path):

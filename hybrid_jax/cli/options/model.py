@@ -150,11 +150,11 @@ def check_template(
     tokenizer: Tokenizer, template: str | None, options: ModelOptions, where: str
 ) -> None:
     """ValueError if there is no chat template, or it is none."""
-    from hybrid_jax.text.templates import compile_template
+    from hybrid_jax.text.templates import ChatTemplate
 
     try:
         for source in tokenizer.chat_templates.values() if template is None else ():
-            compile_template(source)
+            ChatTemplate(source, tokenizer.template_files.get(source)).compile()
     except ValueError as error:
         raise ValueError(
             f"{where}: {options.name}: {error}; correct it, or give another with --chat-template FILE"
