@@ -18,15 +18,16 @@ import tokenizers
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
+from hybrid_jax.constraints.patterns import portable
+from hybrid_jax.constraints.schema import followed, followed_inside
 from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.text.tokenizer_bounds import without_panic
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"
-# Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
-# write nothing else.
-WHITESPACE = r" |\r?\n[ \t]{0,20}"
+# Before 1.8, llguidance repeats white space without limit, and before 1.7.6 it ends some constants too early.
+OLDEST = (1, 9)
 GRAMMARS_KEPT = 64
 FORESEEN_KEPT = 4096
 MAX_IDS = 1 << 22  # of a tokenizer; for each one llguidance has an entry, and each mask a bit
@@ -128,11 +129,9 @@ class Grammars:
     def _tried(self, wanted: StructuredOutputsParams) -> str:
         """A grammar in llguidance's own notation that can be compiled here. ValueError if it cannot."""
         library = _llguidance()
-        # What a schema says under "x-guidance" takes precedence over these defaults.
-        defaults = {"whitespace_pattern": WHITESPACE}
         try:
             check_bounds(wanted, TRIED)
-            source = _source(library.LLMatcher, wanted, defaults)
+            source = _source(library.LLMatcher, wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
         try:
@@ -210,6 +209,11 @@ def _llguidance() -> Any:
         import llguidance
     except ModuleNotFoundError as error:
         raise ValueError(f"structured outputs need llguidance; {INSTALL}") from error
+    if tuple(map(int, re.findall(r"\d+", llguidance.__version__)[:2])) < OLDEST:
+        raise ValueError(
+            f"structured outputs need llguidance {'.'.join(map(str, OLDEST))} or newer, "
+            f"{llguidance.__version__} is installed; {INSTALL} --upgrade"
+        )
     return llguidance
 
 
@@ -249,16 +253,16 @@ def _untried(wanted: StructuredOutputsParams) -> str | None:
     return None
 
 
-def _source(matcher: Any, wanted: StructuredOutputsParams, defaults: dict[str, Any]) -> str:
+def _source(matcher: Any, wanted: StructuredOutputsParams) -> str:
     """The grammar in llguidance's own notation."""
     if wanted.kind == "regex":
-        return matcher.grammar_from_regex(wanted.regex)
+        return matcher.grammar_from_regex(portable(wanted.regex or "", ecma=False))
     if wanted.kind == "choice":
         return matcher.grammar_from_regex("|".join(map(re.escape, wanted.choice or ())))
     if wanted.kind == "grammar":
-        return matcher.grammar_from_lark(wanted.grammar)
-    schema = wanted.json if wanted.kind == "json" else json.dumps({"type": "object"})
-    return matcher.grammar_from_json_schema(schema, defaults=defaults)
+        return matcher.grammar_from_lark(followed_inside(wanted.grammar or ""))
+    schema = str(wanted.json) if wanted.kind == "json" else json.dumps({"type": "object"})
+    return matcher.grammar_from_json_schema(followed(schema))
 
 
 def _refusal(wanted: StructuredOutputsParams, message: str) -> ValueError:

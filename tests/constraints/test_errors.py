@@ -7,6 +7,7 @@ import re
 import sys
 from typing import Literal
 
+import llguidance
 import pydantic
 import pytest
 import tokenizers
@@ -50,7 +51,7 @@ def form(**given):
         ({"grammar": "start"}, "grammar 'start' cannot be followed: "),
         (
             {"json": {"type": "strng"}},
-            """json '{"type": "strng"}' cannot be followed: Invalid type""",
+            """json '{"type": "strng"}' cannot be followed: type 'strng' at # is not""",
         ),
         ({"json": {"$ref": "#/nowhere"}}, "Pointer '/nowhere' does not exist"),
         ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
@@ -106,6 +107,12 @@ def test_without_a_tokenizer_there_are_no_words_and_no_forms():
     )
     refuse("structured_outputs " + missing, structured_outputs=form(regex="a"))
     refuse("bad_words " + missing, bad_words=["a"])
+
+
+def test_an_old_llguidance_is_refused(monkeypatch):
+    monkeypatch.setattr(llguidance, "__version__", "1.7.6")
+    message = "need llguidance 1.9 or newer, 1.7.6 is installed; pip install 'hybrid_jax[structured]' --upgrade"
+    refuse(message, byte_tokenizer(), structured_outputs=form(regex="a"))
 
 
 def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):

@@ -83,8 +83,6 @@ CHAIN = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}
 @pytest.mark.parametrize(
     "given",
     [
-        {"json": {"enum": [0, -(2**63)]}},
-        {"json": {"const": -(2**63) + 1}},
         {"json": {"$ref": "#/$defs/d0", "$defs": CHAIN}},
         {
             "grammar": "\n".join(
@@ -92,7 +90,7 @@ CHAIN = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}
             )
         },
     ],
-    ids=["enum", "const", "chain", "rules"],
+    ids=["chain", "rules"],
 )
 def test_what_ends_the_library_is_refused_and_the_next_form_is_followed(worker, unbounded, given):
     tried = grammars()
@@ -139,8 +137,10 @@ def test_a_form_that_is_too_costly_on_one_way_stops_there_alone(worker):
 
 
 def test_a_wrong_form_is_refused_in_the_words_of_the_library(worker):
-    message = "structured_outputs.regex '(a' cannot be followed: unclosed group; change it"
-    assert refusal(grammars(), regex="(a") == message
+    message = refusal(grammars(), regex="a$b")
+    assert message.startswith(
+        "structured_outputs.regex 'a$b' cannot be followed: at 1(8): invalid regex"
+    )
 
 
 def test_a_known_form_is_not_tried_again(worker):
@@ -179,14 +179,14 @@ def test_who_asks_for_a_known_form_does_not_wait_for_a_new_one(worker, monkeypat
 
 def test_a_foreseen_form_is_tried_in_the_background(worker):
     tried = grammars()
-    for regex in ("a+", "(", "b+", "a+"):
+    for regex in ("a+", "a$b", "b+", "a+"):
         tried.foresee(form(regex=regex))
     deadline = time.monotonic() + 60
     while tried._looks_ahead and time.monotonic() < deadline:
         time.sleep(0.01)
     assert first_tokens(tried.state(form(regex="a+"))) == b"a"
     assert first_tokens(tried.state(form(regex="b+"))) == b"b"
-    assert "unclosed group" in refusal(tried, regex="(")
+    assert "lookarounds" in refusal(tried, regex="a$b")
     assert len(worker.asked) == 3
 
 
@@ -243,9 +243,9 @@ def test_an_interrupt_while_a_form_is_tried_leaves_the_next_one_right(worker, mo
     with monkeypatch.context() as patch:
         patch.setattr(trial_module, "read_frame", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            tried.state(form(regex="("))
+            tried.state(form(regex="a$b"))
     assert first_tokens(tried.state(form(regex="b+"))) == b"b"
-    assert "unclosed group" in refusal(tried, regex="(")
+    assert "lookarounds" in refusal(tried, regex="a$b")
 
 
 @pytest.mark.parametrize("program", [None, "", "/opt/editor/editor", "/nowhere/python3"])

@@ -210,7 +210,9 @@ def test_a_text_that_cannot_go_on_says_why(llm):
 def test_a_wrong_form_stops_the_call_before_anything_runs(llm):
     wrong = SamplingParams(structured_outputs=StructuredOutputsParams(json={"not": {}}))
     before = llm.stats() | {"peak_memory_bytes": None}
-    with pytest.raises(ValueError, match="prompt 1: structured_outputs.json .* Unimplemented keys"):
+    with pytest.raises(
+        ValueError, match="prompt 1: structured_outputs.json .* not {} at # is not supported"
+    ):
         llm.generate(["a", "b"], [SamplingParams(max_tokens=4), wrong])
     assert llm.stats() | {"peak_memory_bytes": None} == before
 

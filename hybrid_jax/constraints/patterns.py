@@ -1,0 +1,339 @@
+"""Regular expressions, written again so that every reader of them means the same.
+
+Dialects differ: `[a&&b]` and `a++` mean something else to llguidance (which reads as Rust's crate regex does) than to
+Python and ECMAScript, and `\\d`, `\\w`, `\\s` and `.` are other sets in each of them. Here an expression is taken apart
+and written in the part of the notation that all share. Each set is written out, in the sense that is safe: what is
+matched is matched by all dialects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+# Sets inside brackets. NARROW is in the set for every dialect, WIDE is in it for at least one of them.
+_SPACES = r"\t\n\v\f\r \xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_WORDS = r"\p{Alphabetic}\p{L}\p{N}\p{M}\p{Pc}\x{200c}\x{200d}"
+_ASCII_WORDS = "0-9A-Za-z_"
+_NARROW = {
+    "d": "0-9",
+    "w": _ASCII_WORDS,
+    "s": _SPACES,
+    "D": r"[^\p{Nd}]",
+    "W": f"[^{_WORDS}]",
+    "S": r"[^\p{White_Space}\x1c-\x1f\x{feff}]",
+}
+# Outside JSON schemas. Letters and digits that Python's tables may not have yet are left out.
+_NARROW_UNICODE = _NARROW | {
+    "d": r"[\p{Nd}&&\p{age:14.0}]",
+    "w": r"[\p{L}\p{Nd}_&&\p{age:14.0}]",
+    "s": rf"{_SPACES}\x85",
+}
+_WIDE = {
+    "d": r"\p{Nd}",
+    "w": _WORDS,
+    "s": r"\p{White_Space}\x1c-\x1f\x{feff}",
+    "D": "[^0-9]",
+    "W": f"[^{_ASCII_WORDS}]",
+    "S": f"[^{_SPACES}]",
+}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_LINE_ENDS = r"\n\r\x{2028}\x{2029}"
+# Letters that a search without case also takes for an ASCII letter, in one dialect or the other.
+_ALSO_CASES = r"\x{130}\x{131}\x{17f}\x{212a}"
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~")
+_QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(?:(,)(\d*))?\}")
+_NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
+_FLAGS = re.compile(r"\(\?([a-zA-Z]+)([:)])")
+_PROPERTY = re.compile(r"\\[pP](?:[A-Z]|\{\^?[A-Za-z0-9_ ]+(?:[=:][A-Za-z0-9_. -]+)?\})", re.ASCII)
+_SET_OPERATORS = ("&&", "--", "~~", "||")
+
+
+class NotPortable(ValueError):
+    """A part of an expression that dialects read differently, or that cannot be followed token by token."""
+
+
+def portable(pattern: str, *, ecma: bool, wide: bool = False) -> str:
+    """Writes a regular expression for llguidance so that it matches only what every dialect matches.
+
+    Args:
+        pattern: the expression.
+        ecma: it is the `pattern` of a JSON schema (ECMA 262, or Python's `re`, whichever the validator uses). Otherwise
+            it is one of Python's `re` or of Rust's crate regex.
+        wide: match everything that some dialect matches instead.
+
+    Returns:
+        the expression, without lazy quantifiers, names and `\\d`-like sets.
+
+    Raises:
+        NotPortable: a part of it means different things in different dialects, is not regular, or is wrong.
+
+    Example:
+        >>> portable(r"^\\d+?[a&b]$", ecma=True)
+        '^[0-9]+[a\\\\&b]$'
+    """
+    return _Writer(pattern, ecma, wide).write()
+
+
+def _character(char: str) -> str:
+    """One character, inside or outside brackets."""
+    if char in _SPECIAL:
+        return "\\" + char
+    if char.isascii() and char.isprintable():
+        return char  # not \<, which is the beginning of a word to Rust
+    code = ord(char)
+    named = {code: name for name, code in _CONTROLS.items()}.get(code)
+    return f"\\{named}" if named else f"\\x{{{code:x}}}"
+
+
+@dataclass
+class _Group:
+    """A group that is open.
+
+    Attributes:
+        ignore_case, all_lines, verbose: its flags i, s and x.
+    """
+
+    ignore_case: bool = False
+    all_lines: bool = False
+    verbose: bool = False
+
+
+@dataclass
+class _Writer:
+    """Takes one expression apart, from left to right.
+
+    Attributes:
+        at: where the rest begins.
+        groups: those that are open, the whole expression first.
+        may_repeat: a quantifier may come next.
+    """
+
+    pattern: str
+    ecma: bool
+    wide: bool
+    at: int = 0
+    groups: list[_Group] = field(default_factory=lambda: [_Group()])
+    may_repeat: bool = False
+
+    def write(self) -> str:
+        parts = []
+        while self.at < len(self.pattern):
+            parts.append(self._next())
+        if len(self.groups) > 1:
+            raise NotPortable("unclosed group")
+        return "".join(parts)
+
+    def _next(self) -> str:
+        char, rest = self.pattern[self.at], self.pattern[self.at :]
+        if self.groups[-1].verbose and (char.isspace() or char == "#"):
+            self.at += len(rest.split("\n")[0]) + 1 if char == "#" else 1
+            return ""
+        if found := _QUANTIFIER.match(rest):
+            return self._quantifier(found)
+        if re.match(r"\{,\d*\}", rest):
+            raise NotPortable(f"{rest.split('}')[0]}}} is a count for some and text for others")
+        if char == "(":
+            return self._open(rest)
+        self.may_repeat = True
+        if char == "[":
+            return self._class()
+        if char == "\\":
+            return self._escape()
+        self.at += 1
+        if char == ")":
+            if len(self.groups) == 1:
+                raise NotPortable("unopened group")
+            self.groups.pop()
+            return ")"
+        if char in "|^$":
+            self.may_repeat = False
+            return char
+        if char == ".":
+            return self._dot()
+        return self._plain(char)
+
+    def _plain(self, char: str) -> str:
+        if self.groups[-1].ignore_case and not char.isascii() and char.lower() != char.upper():
+            raise NotPortable(
+                f"{char} while case is ignored (i); only ASCII letters are supported then"
+            )
+        return _character(char)
+
+    def _dot(self) -> str:
+        if self.groups[-1].all_lines:
+            return "(?s:.)"
+        return f"[^{_LINE_ENDS}]" if self.ecma and not self.wide else r"[^\n]"
+
+    def _quantifier(self, found: re.Match[str]) -> str:
+        text = found[0]
+        if not self.may_repeat:
+            raise NotPortable(f"nothing that {text} could repeat")
+        self.may_repeat = False
+        self.at += len(text)
+        if found[3] and int(found[1]) > int(found[3]):
+            raise NotPortable(f"the counts of {text} are in the wrong order")
+        after = self.pattern[self.at : self.at + 1]
+        if after == "+":
+            raise NotPortable(f"{text}+ is possessive for some and not for others")
+        self.at += after == "?"  # lazy; the same texts match
+        return text
+
+    def _open(self, rest: str) -> str:
+        """The beginning of a group, or flags for the rest."""
+        self.may_repeat = False
+        group = _Group(**vars(self.groups[-1]))
+        start = "(?:"
+        if named := _NAMED.match(rest):
+            self.at += len(named[0])
+        elif flags := _FLAGS.match(rest):
+            whole = flags[2] == ")"
+            if set(flags[1]) - set("isx") or (whole and self.at):
+                raise NotPortable(
+                    f"the flags {flags[0]}; i, s and x are supported, for all of it or as (?i:...)"
+                )
+            group.ignore_case |= "i" in flags[1]
+            group.all_lines |= "s" in flags[1]
+            group.verbose |= "x" in flags[1]
+            self.at += len(flags[0])
+            case = "(?i" if "i" in flags[1] else "(?"
+            start = case + ":"
+            if whole:
+                self.groups[-1] = group
+                return "(?i)" if "i" in flags[1] else ""
+        elif rest.startswith(("(?=", "(?!", "(?<=", "(?<!")):
+            raise NotPortable("look-around, including look-ahead and look-behind, is not supported")
+        elif rest.startswith("(?") and not rest.startswith("(?:"):
+            raise NotPortable(f"{rest[:4]} is not supported")
+        else:
+            self.at += 3 if rest.startswith("(?:") else 1
+        self.groups.append(group)
+        return start
+
+    def _escape(self) -> str:
+        """An escape outside brackets."""
+        self.at += 1
+        kind = self.pattern[self.at : self.at + 1]
+        if kind and kind in "dDwWsS":
+            self.at += 1
+            return f"[{self._set(kind, wide=self.wide)}]"
+        if kind and kind in "bBAzZG":
+            # \A and \z would be anchors, but validators of JSON schemas do not have them.
+            if not self.ecma and (kind == "A" and self.at == 1 or self._is_end(kind)):
+                self.at += 1
+                self.may_repeat = False
+                return ""
+            raise NotPortable(f"\\{kind} is not supported")
+        if kind.isdigit() and kind != "0":
+            raise NotPortable("backreferences are not supported")
+        if kind and kind in "pP":
+            return self._property()
+        return self._plain(self._escaped())
+
+    def _is_end(self, kind: str) -> bool:
+        return kind in "zZ" and self.at == len(self.pattern) - 1
+
+    def _property(self) -> str:
+        found = _PROPERTY.match(self.pattern, self.at - 1)
+        if not found:
+            raise NotPortable("\\p needs a property, as in \\p{L}")
+        self.at = found.end()
+        return found[0]
+
+    def _escaped(self) -> str:
+        """The character of an escape; `at` is behind its backslash."""
+        rest = self.pattern[self.at :]
+        if not rest:
+            raise NotPortable("a backslash at the end")
+        kind = rest[0]
+        if kind in _CONTROLS:
+            self.at += 1
+            return chr(_CONTROLS[kind])
+        if kind == "a" and not self.ecma:
+            self.at += 1
+            return "\a"
+        if kind == "0" and not rest[1:2].isdigit():
+            self.at += 1
+            return "\0"
+        code = re.match(
+            r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xuU]\{([0-9a-fA-F]{1,8})\}",
+            rest,
+        )
+        if code:
+            self.at += len(code[0])
+            value = int(next(group for group in code.groups() if group), 16)
+            if value > 0x10FFFF or 0xD800 <= value < 0xE000:
+                raise NotPortable(f"\\{code[0]} is not a character")
+            return chr(value)
+        if kind.isascii() and kind.isalnum():
+            raise NotPortable(f"\\{kind} is not supported")
+        self.at += 1
+        return kind
+
+    def _set(self, kind: str, *, wide: bool) -> str:
+        """The inside of the brackets of one of `\\d` and its like."""
+        return (_WIDE if wide else _NARROW if self.ecma else _NARROW_UNICODE)[kind]
+
+    def _class(self) -> str:
+        """A set in brackets."""
+        start = self.at
+        self.at += 1
+        negated = self.pattern.startswith("^", self.at)
+        self.at += negated
+        if self.pattern.startswith("]", self.at):
+            raise NotPortable("[] and [^] are text for some and sets for others; write \\]")
+        # Less is left out of a set that more is named in.
+        wide = self.wide != negated
+        parts: list[str] = []
+        while not self.pattern.startswith("]", self.at):
+            if self.at >= len(self.pattern):
+                raise NotPortable("unclosed character class")
+            parts.append(self._item(wide))
+        self.at += 1
+        if self.groups[-1].ignore_case and negated:
+            if not self.pattern[start : self.at].isascii() or "\\" in self.pattern[start : self.at]:
+                raise NotPortable("[^...] while case is ignored (i) needs plain ASCII characters")
+            parts.append(_ALSO_CASES)
+        return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+    def _item(self, wide: bool) -> str:
+        """A character, a range or a set inside brackets."""
+        rest = self.pattern[self.at :]
+        if not self.ecma and (rest[0] == "[" or rest.startswith(_SET_OPERATORS)):
+            raise NotPortable(
+                f"{rest[:2]} in a character class is text for some; write \\{rest[0]}"
+            )
+        kind = rest[1:2]
+        if rest[0] == "\\" and kind and kind in "dDwWsS":
+            self.at += 2
+            self._no_range("\\" + kind)
+            return self._set(kind, wide=wide)
+        if rest[0] == "\\" and kind and kind in "pP":
+            self.at += 1
+            found = self._property()
+            self._no_range(found)
+            return found
+        first = self._member()
+        if not re.match(r"-[^\]]", self.pattern[self.at :], re.DOTALL):
+            return self._plain(first)
+        self.at += 1
+        if re.match(r"\\[dDwWsSpP]|\[", self.pattern[self.at :]):
+            raise NotPortable(f"a range of characters from {first}- to a set")
+        last = self._member()
+        if first > last:
+            raise NotPortable(f"the range {first}-{last} is in the wrong order")
+        return f"{self._plain(first)}-{self._plain(last)}"
+
+    def _no_range(self, what: str) -> None:
+        if re.match(r"-[^\]]", self.pattern[self.at :], re.DOTALL):
+            raise NotPortable(f"a range of characters from {what}")
+
+    def _member(self) -> str:
+        if self.pattern[self.at] != "\\":
+            self.at += 1
+            return self.pattern[self.at - 1]
+        self.at += 1
+        if self.pattern.startswith("b", self.at):
+            self.at += 1
+            return "\b"
+        return self._escaped()

@@ -1,0 +1,665 @@
+"""A JSON schema, written again so that llguidance follows all of it, or refused.
+
+llguidance (1.9.1) ignores or mistakes some of what a schema may say, without a word. Here each keyword is known to be
+followed, is brought into a form that is followed, changes nothing, or is refused by its name, value and place. A
+keyword that no draft of JSON Schema has is ignored, as by every validator.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+from urllib.parse import unquote
+
+from hybrid_jax.constraints.patterns import NotPortable, portable
+
+# Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
+# write nothing else. None comes before the first token or after the last one.
+WHITESPACE = r" |\r?\n[ \t]{0,20}"
+MAX_DEPTH = 100  # levels of schemas in schemas; llguidance reads 128 levels of JSON
+EXACT = 2**53  # up to here, 64-bit floats have every integer
+MAX_MULTIPLES = 10**6  # llguidance 1.9.1 counts multiples in 32 bits, and takes forever for 2**31
+DRAFTS = {
+    "json-schema.org/draft/2020-12/schema": 2020,
+    "json-schema.org/draft/2019-09/schema": 2019,
+    "json-schema.org/draft-07/schema": 7,
+    "json-schema.org/draft-06/schema": 6,
+    "json-schema.org/draft-04/schema": 4,
+}
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+# Keywords that say nothing about which values are valid, or that are read where they are needed.
+_SILENT = frozenset(
+    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
+    "default examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema x-guidance".split()
+)
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_ARRAYS = ("items", "prefixItems", "additionalItems")
+# Keywords that llguidance does not know, with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+_FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+)
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP = "(?:0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_CLOCK})"
+# llguidance 1.9.1 lets 29 February be in every year, and a minute have 61 seconds on every day.
+_OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[tT]{_TIME}"}
+LONGEST_HOSTNAME = 253
+
+_BLANK = r"(?:[ \t\r\n]|\\[trn]|\\x(?:20|0[9aAdD]))"
+_SOME_BLANKS = rf"(?:(?:{_BLANK}|\[{_BLANK}+\])(?:\?|\{{\d{{1,2}}(?:,\d{{1,2}})?\}})?)"
+# What "x-guidance" may hold: only what keeps the text a JSON text of the schema.
+_OPTIONS: dict[str, re.Pattern[str]] = {
+    "whitespace_pattern": re.compile(rf"{_SOME_BLANKS}*(?:\|{_SOME_BLANKS}*)*"),
+    "item_separator": re.compile(f"{_SOME_BLANKS}*,{_SOME_BLANKS}*"),
+    "key_separator": re.compile(f"{_SOME_BLANKS}*:{_SOME_BLANKS}*"),
+    "json_allowed_escapes": re.compile(r'[nrbtfu]*(?:\\[nrbtfu]*"|"[nrbtfu]*\\)[nrbtfu]*'),
+}
+# What a grammar holds besides names: comments, texts, expressions, and where a schema begins.
+_LARK = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(%json\b\s*)""")
+
+
+def followed(schema: str) -> str:
+    """Writes a JSON schema so that llguidance gives only valid values.
+
+    Args:
+        schema: the schema as JSON text, an object.
+
+    Returns:
+        a schema of draft 2020-12 with the same valid values, as JSON text.
+
+    Raises:
+        ValueError: a keyword cannot be followed; the message has its name, value and place.
+
+    Example:
+        >>> followed('{"$ref": "#/$defs/a", "$defs": {"a": {"title": "A", "const": 1.0}}}')  # doctest: +ELLIPSIS
+        '{"$ref": "#/$defs/0", "$defs": {"0": {"const": 1}}, "x-guidance": {"whitespace_pattern": ...}}'
+    """
+    try:
+        return json.dumps(_Walk(json.loads(schema)).write(), ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("recursion limit exceeded: the schema is nested too deeply") from None
+
+
+def followed_inside(grammar: str) -> str:
+    """A Lark grammar with each schema behind `%json` as `followed` writes it.
+
+    Raises:
+        ValueError: as `followed` says.
+
+    Example:
+        >>> followed_inside('start: "%json {}" %json {"$ref": 1}')
+        Traceback (most recent call last):
+        ValueError: $ref 1 at # is not text
+    """
+    parts, at = [], 0
+    while found := _LARK.search(grammar, at):
+        parts.append(grammar[at : found.end()])
+        at = found.end()
+        if found[1]:
+            try:
+                schema, at = json.JSONDecoder().raw_decode(grammar, at)
+            except ValueError as error:
+                raise ValueError(f"no JSON behind %json: {error}") from None
+            except RecursionError:
+                raise ValueError("%json is nested too deeply") from None
+            text = json.dumps(schema, ensure_ascii=False)
+            parts.append(followed(text) if isinstance(schema, Mapping) else text)
+    return "".join([*parts, grammar[at:]])
+
+
+def _refuse(keyword: str, value: Any, path: str, why: str) -> ValueError:
+    return ValueError(f"{keyword} {reprlib.repr(value)} at {_short(path)} {why}")
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= 60 else f"{path[:20]}...{path[-37:]}"
+
+
+def _below(path: str, *keys: object) -> str:
+    return "/".join([path, *(str(key).replace("~", "~0").replace("/", "~1") for key in keys)])
+
+
+class _Walk:
+    """One schema on its way to llguidance.
+
+    Args:
+        root: the whole schema.
+
+    Attributes:
+        draft: 4, 6, 7, 2019 or 2020.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self.draft = self._find_draft()
+        self._names: dict[str, str] = {}  # of what references point at
+        self._written: dict[str, Any] = {}
+        self._waiting: list[tuple[str, Any, str]] = []
+        self._nested_id: str | None = None
+        self._multiples: dict[Fraction, tuple[Any, str]] = {}
+
+    def write(self) -> dict[str, Any]:
+        whole = self.schema(self._root, "#", 0)
+        while self._waiting:
+            name, schema, path = self._waiting.pop()
+            self._written[name] = self.schema(schema, path, 0)
+        if self._names and self._nested_id:
+            raise ValueError(
+                f"an $id at {_short(self._nested_id)} beside $ref is not supported; leave it out"
+            )
+        self._check_multiples()
+        self._check_ends()
+        if self._written:
+            whole["$defs"] = {name: self._written[name] for name in self._names.values()}
+        return whole | {"x-guidance": self._options()}
+
+    def _find_draft(self) -> int:
+        named = self._root.get("$schema")
+        if named is None:
+            return 2020
+        draft = DRAFTS.get(named.rstrip("#").split("://")[-1]) if isinstance(named, str) else None
+        if draft is None:
+            raise _refuse(
+                "$schema",
+                named,
+                "#",
+                "is not the address of a draft from 4 to 2020-12; leave it out",
+            )
+        return draft
+
+    def _options(self) -> dict[str, Any]:
+        """What the schema says under "x-guidance", with our own bound on white space."""
+        given = self._root.get("x-guidance", {})
+        if not isinstance(given, Mapping):
+            raise _refuse("x-guidance", given, "#", "is not an object")
+        options: dict[str, Any] = {}
+        for name, value in given.items():
+            if name == "whitespace_flexible" and isinstance(value, bool):
+                options[name] = value
+                continue
+            pattern = _OPTIONS.get(name)
+            if pattern is None or not isinstance(value, str) or not pattern.fullmatch(value):
+                raise _refuse(
+                    f"x-guidance {name}", value, "#", "would let the text be no bounded JSON"
+                )
+            options[name] = value
+        if options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
+            options["whitespace_pattern"] = WHITESPACE
+        return options
+
+    def schema(self, schema: Any, path: str, depth: int) -> Any:
+        """A part of the schema as llguidance gets it."""
+        if depth > MAX_DEPTH:
+            raise ValueError(f"recursion limit exceeded: schemas in more than {MAX_DEPTH} schemas")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"{reprlib.repr(schema)} at {_short(path)} is not a schema")
+        return _One(self, schema, path, depth).write()
+
+    def reference(self, target: Any, path: str) -> str:
+        """The new name of what a reference points at, which is written later."""
+        if not isinstance(target, str):
+            raise _refuse("$ref", target, path, "is not text")
+        base = self._root.get("id" if self.draft == 4 else "$id")
+        pointer = target
+        if isinstance(base, str) and base.rstrip("#") and target.startswith(base.rstrip("#")):
+            pointer = target[len(base.rstrip("#")) :] or "#"
+        if pointer not in self._names:
+            found = self._find(pointer, target, path)
+            self._names[pointer] = str(len(self._names))
+            self._waiting.append((self._names[pointer], found, pointer))
+        return self._names[pointer]
+
+    def _find(self, pointer: str, target: str, path: str) -> Any:
+        """What a JSON pointer in a fragment points at."""
+        if pointer != "#" and not pointer.startswith("#/"):
+            why = "is not in this schema; copy it here and write #/$defs/NAME"
+            raise _refuse("$ref", target, path, why)
+        found: Any = self._root
+        for part in pointer.split("/")[1:]:
+            if isinstance(found, Mapping) and found is not self._root:
+                self.note_nested(found, pointer)
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            elif isinstance(found, Mapping) and key in found:
+                found = found[key]
+            else:
+                raise _refuse(
+                    "$ref", target, path, f"is nowhere: Pointer '{pointer[1:]}' does not exist"
+                )
+        return found
+
+    def note_nested(self, schema: Mapping[str, Any], path: str) -> None:
+        """Notes what changes the meaning of references and keywords below the root."""
+        named = schema.get("$schema")
+        if isinstance(named, str) and named != self._root.get("$schema"):
+            raise _refuse("$schema", named, path, "differs from that of the whole schema")
+        key = "id" if self.draft == 4 else "$id"
+        if isinstance(schema.get(key), str) and not schema[key].startswith("#"):
+            self._nested_id = self._nested_id or path
+
+    def note_multiple(self, multiple: Fraction, value: Any, path: str) -> None:
+        self._multiples.setdefault(multiple, (value, path))
+
+    def _check_multiples(self) -> None:
+        """Schemas may meet, and llguidance multiplies their multiples."""
+        scale = max((_decimal_scale(multiple) for multiple in self._multiples), default=1)
+        product = 1
+        for multiple, (value, path) in self._multiples.items():
+            product *= int(multiple * scale)
+            if product > MAX_MULTIPLES:
+                why = f"is not supported: the product of all here is above {MAX_MULTIPLES:,}"
+                raise _refuse("multipleOf", value, path, why)
+
+    def _check_ends(self) -> None:
+        """ValueError if a reference leads to itself, or if a value could never end, such as a child in every child."""
+        for what, holds in (
+            ("leads to itself", lambda schema, names: set(_same_place(schema)) <= names),
+            ("describes values that never end", _can_end),
+        ):
+            good: set[str] = set()
+            grew = True
+            while grew:
+                new = {n for n, s in self._written.items() if n not in good and holds(s, good)}
+                grew = bool(new)
+                good |= new
+            for pointer, name in self._names.items():
+                if name not in good:
+                    raise ValueError(f"$ref {_short(pointer)} {what}")
+
+
+def _decimal_scale(number: Fraction) -> int:
+    """The power of ten that makes an integer of a number with finitely many decimals."""
+    scale = 1
+    while (number * scale).denominator > 1:
+        scale *= 10
+    return scale
+
+
+def _same_place(schema: Any) -> Iterator[str]:
+    """The definitions that a written schema applies to the very value that it describes itself."""
+    if isinstance(schema, bool):
+        return
+    if "$ref" in schema:
+        yield schema["$ref"].removeprefix("#/$defs/")
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        for part in schema.get(keyword, ()):
+            yield from _same_place(part)
+
+
+def _can_end(schema: Any, ends: set[str]) -> bool:
+    """Whether some value of a written schema is finite, if those of the definitions `ends` are."""
+    if isinstance(schema, bool) or "const" in schema or "enum" in schema:
+        return True
+    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ends:
+        return False
+    if not all(_can_end(part, ends) for part in schema.get("allOf", ())):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(_can_end(part, ends) for part in schema[keyword]):
+            return False
+    types = schema.get("type", TYPES)
+    types = [types] if isinstance(types, str) else types
+    if set(types) - {"array", "object"}:
+        return True
+    return any(all(_can_end(s, ends) for s in _needed(kind, schema)) for kind in types)
+
+
+def _needed(kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of what every array or object of a written schema holds."""
+    if kind == "object":
+        rest = schema.get("additionalProperties", True)
+        for name in schema.get("required", ()):
+            yield schema.get("properties", {}).get(name, rest)
+        return
+    first = schema.get("prefixItems", [])
+    yield from first[: schema.get("minItems", 0)]
+    if schema.get("minItems", 0) > len(first):
+        yield schema.get("items", True)
+
+
+class _One:
+    """One schema object.
+
+    Args:
+        walk: of the whole.
+        schema: the object.
+        path: a JSON pointer to it, for messages.
+        depth: how many schemas it is in.
+    """
+
+    def __init__(self, walk: _Walk, schema: Mapping[str, Any], path: str, depth: int) -> None:
+        self._walk, self._given, self._path, self._depth = walk, schema, path, depth
+        self._out: dict[str, Any] = {}
+        self._patterns: list[str] = []
+
+    def write(self) -> dict[str, Any]:
+        """The schema as llguidance gets it. The order of keywords stays, since it is that of the properties."""
+        if self._path != "#":
+            self._walk.note_nested(self._given, self._path)
+        self._check_together()
+        for keyword, value in self._given.items():
+            self._keyword(keyword, value)
+        if self._patterns:
+            first, *others = self._patterns
+            self._out["pattern"] = first
+            if others:
+                both = self._out.get("allOf", []) + [{"pattern": other} for other in others]
+                self._out["allOf"] = both
+        return self._out
+
+    def _keyword(self, keyword: str, value: Any) -> None:
+        if keyword in _SILENT:
+            return
+        if keyword in _UNSUPPORTED:
+            self._unsupported(keyword, value)
+        elif keyword in _COUNTS:
+            self._out[keyword] = self._count(keyword, value)
+        elif keyword in _BOUNDS:
+            self._bound(keyword, value)
+        elif keyword in _ARRAYS:
+            self._items()
+        elif keyword in ("allOf", "anyOf", "oneOf"):
+            schemas = self._list(keyword, value)
+            self._out[keyword] = [self._sub(s, keyword, n) for n, s in enumerate(schemas)]
+        elif keyword in _OTHERS:
+            getattr(self, "_" + keyword.removeprefix("$"))(value)
+
+    def _refuse(self, keyword: str, why: str) -> ValueError:
+        return _refuse(keyword, self._given[keyword], self._path, why)
+
+    def _sub(self, schema: Any, *keys: object) -> Any:
+        return self._walk.schema(schema, _below(self._path, *keys), self._depth + 1)
+
+    def _list(self, keyword: str, value: Any) -> list[Any]:
+        if not isinstance(value, list) or not value:
+            raise self._refuse(keyword, "is not a list with at least one entry")
+        return value
+
+    def _object(self, keyword: str) -> Mapping[str, Any]:
+        value = self._given.get(keyword, {})
+        if not isinstance(value, Mapping):
+            raise self._refuse(keyword, "is not an object")
+        return value
+
+    def _types(self) -> list[str]:
+        given = self._given.get("type", list(TYPES))
+        types = [given] if isinstance(given, str) else given
+        if not isinstance(types, list) or not types or not all(kind in TYPES for kind in types):
+            raise self._refuse("type", f"is not a type; types are {', '.join(TYPES)}")
+        return types
+
+    def _names(self) -> list[str]:
+        """The names in `required`."""
+        names = self._given.get("required", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._refuse("required", "is not a list of names")
+        return list(dict.fromkeys(names))
+
+    def _check_together(self) -> None:
+        """What other keywords need to know of each other."""
+        names = [*self._object("properties"), *self._names()]
+        patterns = self._object("patternProperties")
+        closed = self._given.get("additionalProperties") is False and not patterns
+        for name in names if not closed else ():
+            # llguidance 1.9.1 would write such a name a second time, with another escape and any value.
+            if re.search(r"[\x00-\x1f\x7f]", name):
+                raise ValueError(
+                    f"the name {reprlib.repr(name)} at {_short(self._path)} has a control character, and this needs "
+                    "additionalProperties false"
+                )
+
+    def _unsupported(self, keyword: str, value: Any) -> None:
+        if keyword == "if" and not {"then", "else"} & set(self._given):
+            return
+        if any(value is nothing or (value == nothing == {}) for nothing in _UNSUPPORTED[keyword]):
+            return
+        raise self._refuse(keyword, "is not supported")
+
+    def _count(self, keyword: str, value: Any) -> int:
+        whole = (
+            isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
+        )
+        if not whole or value < 0:
+            raise self._refuse(keyword, "is not a count")
+        if keyword == "minProperties":
+            if value - len(self._names()) > 1:
+                # llguidance 1.9.1 does not see that a name comes twice, and a reader keeps one of them.
+                raise self._refuse(
+                    keyword, "is not supported: a name could come twice; list them as required"
+                )
+        if keyword == "maxLength":
+            value = min(value, self._out.get(keyword, value))
+        return int(value)
+
+    def _bound(self, keyword: str, value: Any) -> None:
+        """Brings a bound into `minimum` or `maximum`."""
+        plain = keyword.removeprefix("exclusive").lower()
+        if isinstance(value, bool) and keyword != plain:  # as in draft 4
+            if plain not in self._given:
+                raise self._refuse(keyword, f"needs {plain} beside it")
+            if not value:
+                return
+            keyword, value = plain, self._given[plain]
+            number = self._inside(plain, self._number(plain, value))
+        elif keyword == plain:
+            number = self._number(keyword, value)
+        else:
+            number = self._inside(plain, self._number(keyword, value))
+        tighter = max if plain == "minimum" else min
+        self._out[plain] = tighter(number, self._out.get(plain, number))
+
+    def _inside(self, plain: str, bound: int | float) -> int | float:
+        """The first number inside a bound that the bound leaves out.
+
+        llguidance 1.9.1 lets 5 follow where more than 5 and at most 5.5 is asked for. And it compares all digits of a
+        number, when most readers keep 16 or 17 of them: to them, 5.00000000000000000001 is 5.
+        """
+        sign = 1 if plain == "minimum" else -1
+        if "number" not in self._types():
+            whole = math.floor(bound * sign) + 1
+            if whole > EXACT:
+                raise self._refuse("exclusive" + plain.capitalize(), "is too large")
+            return whole * sign
+        exact = Decimal(repr(bound)) * sign
+        for digits in (16, 15):
+            # llguidance 1.9.1 reads up to 22 decimals right.
+            unit = Decimal(1).scaleb(max((exact or Decimal("1e-30")).adjusted() + 1 - digits, -22))
+            steps = int(exact // unit) if exact >= 0 else -int(-exact // unit) - 1
+            for more in (1, 2, 3):
+                number = float((steps + more) * unit)
+                if number > bound * sign and abs(steps + more) <= EXACT:
+                    return number * sign
+        raise self._refuse("exclusive" + plain.capitalize(), "has too many digits to be exact")
+
+    def _number(self, keyword: str, value: Any) -> int | float:
+        """A number that llguidance keeps as it is."""
+        constant = keyword in ("const", "enum")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._refuse(keyword, "is not a number")
+        if isinstance(value, int):
+            # llguidance 1.9.1 reads integers as 64-bit floats.
+            most = 2**63 - 1 if constant else EXACT
+            if abs(value) > most or int(float(value)) != value:
+                raise self._refuse(
+                    keyword, f"holds {value}, and integers past 2**53 are not supported"
+                )
+            return value
+        if value == int(value) and abs(value) <= EXACT:
+            return int(value)  # also -0.0
+        digits = Decimal(repr(value)).as_tuple()
+        coefficient = int("".join(map(str, digits.digits)))
+        # llguidance 1.9.1 reads numbers with more digits as a neighbour.
+        if value == int(value) or coefficient > EXACT or abs(int(digits.exponent)) > 22:
+            raise self._refuse(keyword, f"holds {value}, which has too many digits to be exact")
+        return value
+
+    def _multipleOf(self, value: Any) -> None:
+        number = self._number("multipleOf", value)
+        multiple = Fraction(number)
+        if multiple <= 0:
+            raise self._refuse("multipleOf", "is not above 0")
+        both = multiple.numerator * multiple.denominator
+        if isinstance(value, float) and both & (both - 1):  # no power of two
+            # To validators, which divide 64-bit floats, 0.29 is no multiple of 0.01, and 9007199254740993 none of 3.0.
+            why = "is not supported: only integers, and 0.5, 0.25, 0.125 ... are exact"
+            raise self._refuse("multipleOf", why)
+        self._walk.note_multiple(multiple, value, self._path)
+        self._out["multipleOf"] = number
+
+    def _type(self, value: Any) -> None:
+        self._out["type"] = self._types() if isinstance(value, list) else self._types()[0]
+
+    def _const(self, value: Any) -> None:
+        self._out["const"] = self._value("const", value)
+
+    def _enum(self, value: Any) -> None:
+        self._out["enum"] = [self._value("enum", v) for v in self._list("enum", value)]
+
+    def _value(self, keyword: str, value: Any, depth: int = 0) -> Any:
+        """A constant that llguidance writes as it is."""
+        if depth > MAX_DEPTH:
+            raise self._refuse(keyword, f"is nested in more than {MAX_DEPTH} levels")
+        if isinstance(value, list):
+            return [self._value(keyword, part, depth + 1) for part in value]
+        if isinstance(value, Mapping):
+            return {key: self._value(keyword, part, depth + 1) for key, part in value.items()}
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self._number(keyword, value)
+        return value
+
+    def _ref(self, value: Any) -> None:
+        self._out["$ref"] = "#/$defs/" + self._walk.reference(value, self._path)
+
+    def _properties(self, _: Any) -> None:
+        schemas = self._object("properties")
+        self._out["properties"] = {k: self._sub(s, "properties", k) for k, s in schemas.items()}
+
+    def _required(self, _: Any) -> None:
+        self._out["required"] = self._names()
+
+    def _additionalProperties(self, value: Any) -> None:
+        # llguidance 1.9.1 must see the patterns at the same time, so they come first.
+        if "patternProperties" in self._given:
+            self._patternProperties(None)
+        self._out["additionalProperties"] = self._sub(value, "additionalProperties")
+
+    def _patternProperties(self, _: Any) -> None:
+        if "patternProperties" in self._out:
+            return
+        rest = self._given.get("additionalProperties", True)
+        names = [*self._object("properties"), *self._names()]
+        written: dict[str, Any] = {}
+        for pattern, schema in self._object("patternProperties").items():
+            narrow, wide = self._pattern_text(pattern), self._pattern_text(pattern, wide=True)
+            if narrow != wide:
+                # Names that only some validators match with the pattern: none, or as the pattern says.
+                open_ended = rest is True or rest == {}
+                narrow = wide if open_ended else narrow
+                if not (open_ended or rest is False) or any(_is_unusual(name) for name in names):
+                    raise ValueError(
+                        f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} is not the same for all "
+                        "validators; write its characters out, as in [0-9]"
+                    )
+            if narrow in written:
+                raise ValueError(
+                    f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"
+                )
+            written[narrow] = self._sub(schema, "patternProperties", pattern)
+        self._out["patternProperties"] = written
+
+    def _pattern(self, value: Any) -> None:
+        if not isinstance(value, str):
+            raise self._refuse("pattern", "is not text")
+        self._patterns.append(self._pattern_text(value))
+        self._out["pattern"] = ""  # keeps its place
+
+    def _pattern_text(self, pattern: str, *, wide: bool = False) -> str:
+        try:
+            return portable(pattern, ecma=True, wide=wide)
+        except NotPortable as error:
+            at = _short(self._path)
+            raise ValueError(
+                f"the pattern {reprlib.repr(pattern)} at {at} is not supported: {error}"
+            ) from None
+
+    def _format(self, value: Any) -> None:
+        if "string" not in self._types():
+            return  # such as int32, which says nothing to validators
+        if not isinstance(value, str) or value not in _FORMATS:
+            raise self._refuse("format", f"is not supported; these are: {', '.join(_FORMATS)}")
+        if value in _OWN_FORMATS:
+            self._patterns.append(f"^(?:{_OWN_FORMATS[value]})$")
+            self._out.setdefault("pattern", "")
+            return
+        if value == "hostname":
+            self._out["maxLength"] = min(
+                LONGEST_HOSTNAME, self._out.get("maxLength", LONGEST_HOSTNAME)
+            )
+        self._out["format"] = value
+
+    def _items(self) -> None:
+        """`items` and `prefixItems` as draft 2020-12 has them."""
+        if "items" in self._out or "prefixItems" in self._out:
+            return
+        items, older = self._given.get("items", True), self._walk.draft < 2020
+        if "prefixItems" in self._given and (older or isinstance(items, list)):
+            raise self._refuse(
+                "prefixItems", "is not supported beside items or a $schema of an older draft"
+            )
+        keyword = "items" if isinstance(items, list) else "prefixItems"
+        if keyword in self._given:
+            first = self._given[keyword]
+            if not isinstance(first, list):
+                raise self._refuse(keyword, "is not a list")
+            self._out["prefixItems"] = [self._sub(s, keyword, n) for n, s in enumerate(first)]
+        keyword = "additionalItems" if isinstance(items, list) else "items"
+        if keyword in self._given:
+            self._out["items"] = self._sub(self._given[keyword], keyword)
+
+
+# Keywords with a method of their own.
+_OTHERS = frozenset(
+    "type const enum $ref properties required additionalProperties patternProperties pattern format multipleOf".split()
+)
+
+
+def _is_unusual(name: str) -> bool:
+    return not (name.isascii() and name.isprintable())
