@@ -123,9 +123,20 @@ def widens_bfloat16() -> bool:
     return found is not None and int(found[1]) < 11
 
 
-def user_cache_dir() -> Path:
-    """The folder for files of this package that may be deleted at any time."""
-    return platformdirs.user_cache_path("hybrid_jax", appauthor=False)
+def user_cache_dir() -> Path | None:
+    """The folder for files of this package that may be deleted at any time; None if there is no home folder to have it.
+
+    So it is in a container that runs under a number without a name, and without HOME.
+    """
+    try:
+        folder = platformdirs.user_cache_path("hybrid_jax", appauthor=False)
+        return None if str(folder).startswith("~") else folder.absolute()
+    except (
+        KeyError,
+        OSError,
+        RuntimeError,
+    ):  # the last is of platformdirs; OSError if there is no working directory
+        return None
 
 
 def peak_resident_bytes() -> int | None:

@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
+from hybrid_jax.process.own_settings import OWN
 from tests.drawing import (
     EVERYTHING,
     FEW_CASES,
@@ -41,6 +42,7 @@ if os.environ.get("HYBRID_JAX_COMPILE") == "quickly" and jax.__version_info__ < 
 # An implicit float32 + bfloat16 is an error. Rank promotion stays allowed: biases and norm weights
 # [D] broadcast over [B, T, D] on purpose.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+OWN["jax_numpy_dtype_promotion"] = "strict"
 enable_compile_cache("xla-tests")
 
 # A busy machine is no failure, and a run of the tests says the same each time.

@@ -215,6 +215,7 @@ TAKE_TURNS = (
             "structured_outputs",
             "speculation",
             "batch_kills",
+            "settings",
         )
     ),
     *(

@@ -26,7 +26,7 @@ FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 HOST = (
     *("cache", "config", "constraints", "schedule", "sim", "sizing", "text", "api.outputs"),
     "inspection",
-    *("costs", "geometry", "kinds", "machine", "byte_sizes", "display"),
+    *("costs", "geometry", "kinds", "machine", "byte_sizes", "display", "process.streams"),
 )
 RULE = re.compile(r"^May import: ([^:]*)\.$(?:\nPackages: ([^:]*)\.$)?", re.M)
 

@@ -1,6 +1,6 @@
 """What a caller holds: `LLM`, feeds, prompts' way into the engine, outputs, and the thread that owns the engine.
 
-May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, models, schedule, sizing, text,
-weights.
+May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, models, process, schedule,
+sizing, text, weights.
 Packages: jax, numpy, rich.
 """

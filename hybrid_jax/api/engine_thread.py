@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
+from hybrid_jax.process.streams import Forgiving, is_terminal, say
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -302,15 +303,11 @@ def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
     try:
         loop.stop()
         thread.join(PATIENCE)
-        if thread.is_alive() and sys.stderr is not None and sys.stderr.isatty():
-            print(
-                "hybrid_jax: waiting for a step or the compiler; Ctrl-C stops at once",
-                file=sys.stderr,
-            )
+        if thread.is_alive() and is_terminal(sys.stderr):
+            say("hybrid_jax: waiting for a step or the compiler; Ctrl-C stops at once")
         thread.join()
     except KeyboardInterrupt:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
+        Forgiving(sys.stdout).flush()
         os._exit(INTERRUPTED)
 
 
@@ -365,6 +362,10 @@ class _Loop:
 
     def run(self) -> None:
         """Runs until `stop` is called."""
+        with self.engine.own_settings():
+            self._run()
+
+    def _run(self) -> None:
         error: BaseException = RuntimeError(CLOSED)
         try:
             while True:

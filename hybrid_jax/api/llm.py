@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -36,6 +36,7 @@ from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
+from hybrid_jax.process.streams import mended_stdout, say
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.given_tokenizer import TokenizerLike, as_tokenizer
@@ -135,9 +136,7 @@ class LLM:
         defaults = default_params(folder)
         used_tokenizer = own_tokenizer or Tokenizer.from_directory(folder)
 
-        from hybrid_jax.api.starting import start_folder  # loads jax
-
-        started = start_folder(
+        started = _starting().start_folder(
             folder, settings, dtype=dtype, progress=progress, tokenizer=used_tokenizer
         )
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
@@ -168,10 +167,10 @@ class LLM:
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
 
-        from hybrid_jax.api.starting import start_params  # loads jax
-
         self = cls.__new__(cls)
-        started = start_params(config, params, settings, dtype=dtype, tokenizer=own_tokenizer)
+        started = _starting().start_params(
+            config, params, settings, dtype=dtype, tokenizer=own_tokenizer
+        )
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
 
@@ -199,7 +198,7 @@ class LLM:
         for line in self._unread:
             LOG.info("left out: %s", line)
         if not quiet:
-            print(self.describe(), file=sys.stderr)
+            say(self.describe())
 
     @property
     def _engine(self) -> Engine:
@@ -671,3 +670,10 @@ class LLM:
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
+
+
+def _starting() -> ModuleType:
+    """The module that makes an engine. It loads jax."""
+    with mended_stdout():
+        from hybrid_jax.api import starting
+    return starting

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from hybrid_jax.process.streams import forgiving, is_terminal, say
+
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -25,9 +27,7 @@ _told: list[Callable[[], object]] = []
 
 def someone_looks() -> bool:
     """Whether stderr is a terminal or a notebook."""
-    if sys.stderr is None:
-        return False
-    return sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream"
+    return is_terminal(sys.stderr) or type(sys.stderr).__module__ == "ipykernel.iostream"
 
 
 @contextmanager
@@ -71,7 +71,9 @@ def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[...,
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # A file that cannot be written would have rich end the process.
+    console = Console(file=forgiving(sys.stderr))
+    with Progress(*columns, console=console, transient=True) as bar:
         update = functools.partial(bar.update, bar.add_task(what, total=None))
         entry = update, what
         _bars.append(entry)
@@ -94,6 +96,6 @@ def show_compiling(number: int, total: int) -> None:
             update(description=text)
             _told.append(functools.partial(update, description=what))
         elif someone_looks():
-            write = functools.partial(print, end="", file=sys.stderr, flush=True)
+            write = functools.partial(say, end="", to=sys.stderr)  # a bar may put its own there
             write(f"\r{text:<{WIDTH}}")
             _told.append(functools.partial(write, f"\r{'':<{WIDTH}}\r"))

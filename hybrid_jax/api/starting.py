@@ -7,6 +7,7 @@ importing `LLM` loads no jax.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from hybrid_jax.api.engine_thread import wait_for_dropped
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
@@ -24,11 +26,14 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.weights import add_draft, load_config_with_drafter, load_with_drafter
 
+LOG = logging.getLogger("hybrid_jax.engine")
+UNOPTIMIZED = "jax_disable_most_optimizations"
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
@@ -47,6 +52,7 @@ class Started(NamedTuple):
     stored_dtype: str
 
 
+@own_settings()
 def start_folder(
     folder: Path,
     settings: Mapping[str, Any],
@@ -80,6 +86,7 @@ def start_folder(
     return _started(config, params, engine_config, programs, stored.dtype)
 
 
+@own_settings()
 def start_params(
     config: ModelConfig,
     params: Any,
@@ -95,6 +102,7 @@ def start_params(
     """
     programs = enable_compile_cache(device=first_device())
     wait_for_dropped(SECONDS_FOR_DROPPED)
+    params = jax.tree.map(_of_32_bits, params)
     config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
     engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
     config = with_end_token(config, tokenizer)
@@ -114,6 +122,12 @@ def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelCon
     return replace(config, eos_token_ids=(*known, token))
 
 
+def _of_32_bits(leaf: Any) -> Any:
+    """An array of weights; if a caller with jax_enable_x64 made it of 64 bits, then in 32, as programs take it."""
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
+
+
 def _started(
     config: ModelConfig,
     params: Any,
@@ -121,6 +135,12 @@ def _started(
     programs: Path | None,
     stored_dtype: str,
 ) -> Started:
+    if jax.config.values.get(
+        UNOPTIMIZED
+    ):  # jax reads it for the whole process whenever it compiles
+        LOG.warning(
+            "%s is set: programs are slow, and their last bits may differ; unset it", UNOPTIMIZED
+        )
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
         store = open_store(programs, first_device())
         engine = Engine(config, params, engine_config, store)
@@ -158,7 +178,7 @@ def device_memory_for(what: str, remedy: str) -> Iterator[None]:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        known = jax.devices()[0].memory_stats() or {}
+        known = first_device().memory_stats() or {}
         has = f" of {format_size(known['bytes_limit'])}" if "bytes_limit" in known else ""
         raise ValueError(
             f"LLM: the device's memory{has} has no room for {what}; {remedy}"

@@ -22,6 +22,7 @@ from hybrid_jax.cli.options.model import (
     tokenizer_of,
 )
 from hybrid_jax.cli.options.sampling import SamplingOptions
+from hybrid_jax.process.streams import is_terminal, say
 
 if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM
@@ -60,7 +61,7 @@ def chat(
     check_template(tokenizer_of(llm, engine, "chat"), template, engine, "chat")
     params = sampling.params(llm.get_default_sampling_params(), form)
     talk = Talk(llm, params, system=system, template=template)
-    if sys.stdin is not None and sys.stdin.isatty():
+    if is_terminal(sys.stdin):
         with suppress(ImportError):
             import readline  # noqa: F401  (arrow keys and earlier lines in `input`)
         tell(
@@ -73,18 +74,18 @@ def chat(
                 break
         elif text.strip():
             talk.say(text)
-    if talk.refused and not (sys.stdin is not None and sys.stdin.isatty()):
+    if talk.refused and not is_terminal(sys.stdin):
         raise typer.Exit(1)
 
 
 def tell(text: str) -> None:
     """A line to the user that is no part of an answer."""
-    print(text, file=sys.stderr, flush=True)
+    say(text)
 
 
 def read_message() -> tuple[str, bool] | None:
     """The next message or command, and whether it stood between fences; None at the end of the input."""
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    terminal = is_terminal(sys.stdin)
     while True:
         try:
             line = _line(PROMPT, terminal)

@@ -120,6 +120,11 @@ def problems(found: Mapping[str, Any], gpu: Nvidia | None) -> Iterator[str]:
     if sees_gpu and "/cuda" in environment.get("LD_LIBRARY_PATH", ""):
         yield "LD_LIBRARY_PATH names a CUDA of its own, which may hide the one that jax brings; unset it"
     folder = found["cache"]
+    if folder is None and not environment.get("JAX_COMPILATION_CACHE_DIR"):
+        yield (
+            "there is no home folder for compiled programs, so every process compiles anew; name one with HOME or "
+            "XDG_CACHE_HOME"
+        )
     if folder is not None and not folder["writable"]:
         yield (
             f"{folder['path']} cannot be written, so every process compiles anew; name another folder with "
@@ -161,7 +166,7 @@ def _devices() -> tuple[list[str], str | None]:
 
 
 def _cache_folder() -> Path | None:
-    """The folder of compiled programs, as the engine chooses it; None if it is elsewhere on a network."""
+    """The folder of compiled programs, as the engine chooses it; None if it is elsewhere on a network or nowhere."""
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not named:
         return user_cache_dir()
@@ -175,7 +180,7 @@ def _folder(path: Path) -> dict[str, Any]:
         with suppress(OSError):  # another process may delete it meanwhile
             if file.is_file():
                 sizes.append(file.stat().st_size)
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     try:
         disk = os.statvfs(there)
         free: int | None = disk.f_bavail * disk.f_frsize

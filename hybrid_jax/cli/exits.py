@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ import typer
 
 from hybrid_jax.cli.words import flags_of, shell_words
 from hybrid_jax.display import text_rows
+from hybrid_jax.process.streams import encoding_of, is_terminal, say
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # How typer words the message about a wrong value.
@@ -24,6 +25,7 @@ VALID = re.compile(
 )
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line ends
 A = {"integer": "an integer", "number": "a number"}
+UTF_8 = ("utf-8", "utf8")  # how Python writes it
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
 
 JsonOption = Annotated[
@@ -43,23 +45,46 @@ def write(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
     """
     if sys.stdout is None:
         raise StdoutError("stdout is closed")
-    try:
+    with _writing():
         print(text, end=end, flush=flush)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise StdoutError(f"cannot write to stdout: {error.strerror}") from error
 
 
+class _Stdout:
+    """stdout for libraries that write on it, such as the one that writes help: they raise what `write` raises."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _writing():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _writing():
+            self._stream.flush()
+
+
 def for_terminal(text: str) -> str:
     """What a model wrote; on a terminal, without characters that would move the cursor or change colours."""
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return CONTROLS.sub("\ufffd", text) if on_terminal else text
+    return CONTROLS.sub("\ufffd", text) if is_terminal(sys.stdout) else text
 
 
 def write_json(value: dict[str, Any]) -> None:
     """Prints an object as a result."""
-    write(json.dumps(value, indent=2, ensure_ascii=False))
+    write(json.dumps(value, indent=2, ensure_ascii=encoding_of(sys.stdout).lower() not in UTF_8))
 
 
 def write_rows(rows: dict[str, str]) -> None:
@@ -70,7 +95,7 @@ def write_rows(rows: dict[str, str]) -> None:
 
 def note(text: str) -> None:
     """One line on stderr."""
-    print(f"hybrid-jax: {' '.join(text.split())}", file=sys.stderr)
+    say(f"hybrid-jax: {' '.join(text.split())}")
 
 
 def read_stdin(where: str) -> str:
@@ -114,9 +139,13 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    given = sys.stdout
+    sys.stdout = given and _Stdout(given)
     try:
         code: Any = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
-        if sys.stdout is not None:
+        if (
+            sys.stdout is not None or "--help" in arguments
+        ):  # help is written by a library, which says nothing
             write(end="", flush=True)
     except (BrokenPipeError, StdoutError) as error:
         if isinstance(error, StdoutError):  # otherwise the reader has gone, as `head` goes
@@ -127,12 +156,14 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
         code = 130
     except Exception as error:
         code = _report(error, flags_of(app, arguments), arguments)
+    finally:
+        sys.stdout = given
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _forget_stdout() -> None:
     """Drops what is still in stdout's buffer, so that Python does not fail on it when it ends."""
-    if sys.stdout is not None:
+    with suppress(OSError, AttributeError):  # there is no stream, or it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from hybrid_jax.cli.options.model import (
     tokenizer_of,
 )
 from hybrid_jax.cli.options.sampling import SamplingOptions
+from hybrid_jax.process.streams import forgiving
 
 if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM
@@ -149,7 +151,7 @@ def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> 
             *("-" if number is None else f"{number:,.0f}" for number in numbers),
             "1" if passed is None else f"{passed:.2f}",
         )
-    console = Console(stderr=True)
+    console = Console(file=forgiving(sys.stderr))
     console.print(table)
     console.print(f"temperature: {temperature:g}", highlight=False)
     console.print(str(llm.stats()), highlight=False, markup=False, soft_wrap=True)

@@ -74,5 +74,5 @@ def _in_words(record: tuple[str, str]) -> tuple[str, str]:
 
 
 def _summary(command: Any) -> str:
-    """The first sentence of a command's help, without its full stop."""
-    return command.help.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+    """The first sentence of a command's help, without its full stop; nothing if Python runs without docstrings."""
+    return (command.help or "").split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
+from hybrid_jax.cli.exits import JsonOption, write, write_json, write_rows
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.models.files import known_names
 
@@ -173,7 +173,10 @@ def _print(result: Result) -> None:
     table = Table("prompt tokens from", "requests", "token hit rate", box=None)
     for part in result.length_bins:
         table.add_row(f"{part.tokens:,}", f"{part.requests:,}", share(part.token_hit_rate))
-    Console(highlight=False, soft_wrap=True).print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    with console.capture() as shown:
+        console.print(table)
+    write(shown.get(), end="")
 
 
 def _times(seconds: dict[str, float]) -> str:

@@ -27,6 +27,7 @@ from hybrid_jax.engine.this_device import (
     this_device,
 )
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
@@ -86,6 +87,10 @@ class Engine:
         self._next: Plan | None = None
         self._live: dict[str, Request] = {}
         self._books_open = False
+
+    def own_settings(self) -> contextlib.AbstractContextManager[None]:
+        """Jax's settings for the thread that runs this engine: its own, on the device of the weights."""
+        return own_settings(jax_default_device=self._place)
 
     @property
     def kernels(self) -> str:

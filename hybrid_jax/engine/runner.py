@@ -74,7 +74,8 @@ class Runner:
         store: ProgramStore | None = None,
     ) -> None:
         self.params, self._store = params, store
-        self._platform = device_of(params).platform
+        self._device = device_of(params)
+        self._platform = self._device.platform
         self.kernels = kernels
         if "triton" in (kernels.scan, kernels.sampling):
             jax_triton.load()  # a stored program with Triton kernels makes a call that it registers
@@ -166,6 +167,7 @@ class Runner:
             name=title,
             store=self._store,
             identity=f"{name} {shape} {static}",
+            device=self._device,
         )
 
     def begin(self) -> int:

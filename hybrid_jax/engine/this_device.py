@@ -12,7 +12,7 @@ from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
 
 def this_device(*, held: int) -> Device:
-    """The first of jax's devices, with its memory as far as that is known.
+    """As `first_device`, with its memory as far as that is known.
 
     Args:
         held: bytes of the model's weights that are in memory already. All else that an accelerator holds is taken off
@@ -40,14 +40,17 @@ def as_device(device: jax.Device) -> Device:
 
 
 def first_device() -> jax.Device:
-    """jax's first device. jax looks for devices at the first call.
+    """Where jax puts arrays: its first device, unless jax_default_device names another.
+
+    jax looks for devices at the first call.
 
     Raises:
         ValueError: as `this_device`.
     """
     claim_gpu()
     try:
-        return jax.devices()[0]
+        chosen = jax.config.jax_default_device  # a device, or the name of a platform
+        return chosen if isinstance(chosen, jax.Device) else jax.devices(chosen)[0]
     except (AssertionError, RuntimeError) as error:  # jax 0.10 asserts
         wanted = jax.config.jax_platforms
         if not wanted:
@@ -71,9 +74,9 @@ def peak_memory_bytes(device: jax.Device) -> int | None:
 
 
 def device_of(params: Any) -> jax.Device:
-    """The device that holds the weights; jax's first device if the weights are only shapes."""
+    """The device that holds the weights; `first_device` if the weights are only shapes."""
     first = jax.tree.leaves(params)[0]
-    return next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
+    return next(iter(first.devices())) if isinstance(first, jax.Array) else first_device()
 
 
 def held_bytes(params: Any) -> int:

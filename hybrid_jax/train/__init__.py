@@ -2,7 +2,7 @@
 
 It needs the extra `train` (optax), loaded on the first call.
 
-May import: config, costs, kinds, engine.programs, models, text, weights.
+May import: config, costs, kinds, engine.programs, models, process, text, weights.
 Packages: jax, ml_dtypes, numpy, optax, rich, safetensors, tokenizers.
 """
 

@@ -15,6 +15,7 @@ from hybrid_jax.config import ModelConfig, with_inner_cut
 from hybrid_jax.costs import SAVED_AT, share_saved
 from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import cut_params
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.train.data import read_corpus, reading, segments, sources_of, tokenized
 from hybrid_jax.train.distances import measure
 from hybrid_jax.weights import load_config, load_model
@@ -61,6 +62,7 @@ def sim_scores(alike: np.ndarray) -> list[float | None]:
     return [round(float(row.mean()), 6) if len(row) else None for row in later]
 
 
+@own_settings()
 def cut_table(
     model: Path,
     *,

@@ -22,6 +22,7 @@ import optax
 from hybrid_jax.config import ModelConfig, with_inner_cut
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.cut import cut_params, exit_params
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import reading, segments
 from hybrid_jax.train.distances import distances, measure
@@ -77,6 +78,7 @@ def train_step(
     return stepped(adam(), arrays, gradients, rate), kl
 
 
+@own_settings()
 def train(
     out_dir: Path,
     model: Path,

@@ -151,7 +151,7 @@ def training_record(
         "runs": at.runs,
         "wall_minutes": round(at.seconds / 60, 1),
         "seed": options.seed,
-        "device": jax.devices()[0].platform,
+        "device": next(iter(jax.device_put(0).devices())).platform,
         "versions": {"python": platform.python_version()}
         | {name: metadata.version(name) for name in PACKAGES},
         "config": _summary(config),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +25,8 @@ from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, TRAINING, read_json
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.process.own_settings import own_settings
+from hybrid_jax.process.streams import forgiving
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
@@ -112,6 +115,7 @@ def stepped(
     return {"params": optax.apply_updates(arrays["params"], updates), "optimizer": moments}
 
 
+@own_settings()
 def train(
     out_dir: Path,
     options: TrainOptions,
@@ -363,7 +367,7 @@ class Report:
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self.console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.console = Console(file=forgiving(sys.stderr), soft_wrap=True, highlight=False)
         self.bar: Progress | None = None
         self.held_out = "-"
         self.recent: list[float] = []

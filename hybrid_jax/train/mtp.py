@@ -16,6 +16,7 @@ from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.models.files import CONFIG_FILE
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import Corpus, segments
 from hybrid_jax.train.export import rounded, training_record, write_model
@@ -103,6 +104,7 @@ def first_head(params: dict, config: ModelConfig, seed: int) -> dict:
     return head
 
 
+@own_settings()
 def train(
     out_dir: Path,
     model: Path,

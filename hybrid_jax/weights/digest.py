@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.process.own_settings import own_settings
 
 SAMPLES = 256  # values read of each array of weights
 
 
+@own_settings()
 def weights_digest(config: ModelConfig, params: Any) -> str:
     """A digest of a model's shape and of a sample of every array of its weights.
 

@@ -21,6 +21,7 @@ from hybrid_jax.models.files import (
     stored_cut,
 )
 from hybrid_jax.models.weight_files import stored_dtype
+from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.weights.cut import add_cut
 from hybrid_jax.weights.hugging_face import family_of, load_hf
 from hybrid_jax.weights.orbax import load_orbax
@@ -28,6 +29,7 @@ from hybrid_jax.weights.orbax import load_orbax
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
+@own_settings()
 def load_model(
     path: str | Path | None = None,
     *,

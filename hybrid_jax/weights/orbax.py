@@ -15,10 +15,12 @@ from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
+from hybrid_jax.process.own_settings import own_settings
 
 PARAMS_FOLDER = "params"
 
 
+@own_settings()
 def save_orbax(
     path: str | Path, config: ModelConfig, params: dict, *, tokenizer_from: str | Path | None = None
 ) -> None:
@@ -71,13 +73,13 @@ def save_orbax(
 def load_orbax(
     folder: Path, config: ModelConfig, dtype: str, progress: ReportBytes
 ) -> tuple[ModelConfig, dict]:
-    """What `save_orbax` wrote, on the first device; cast where `dtype` is another than the saved one."""
+    """What `save_orbax` wrote, on jax's default device; cast where `dtype` is another than the saved one."""
     import orbax.checkpoint
 
     saved = (folder / PARAMS_FOLDER).resolve()  # orbax finds nothing at a relative path
     if not saved.is_dir():
         raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.device_put(0).sharding  # the device where jax puts arrays
     damaged = f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         try:

@@ -150,10 +150,11 @@ def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time()
     "wanted, remedy", [("cuda", 'pip install "hybrid_jax[cuda12]"'), ("tpu", "leave it out")]
 )
 def test_a_platform_that_jax_cannot_use_is_named_with_the_remedy(monkeypatch, wanted, remedy):
-    def fails():
+    def fails(platform):
         raise RuntimeError("Unable to initialize backend")
 
-    asked = SimpleNamespace(devices=fails, config=SimpleNamespace(jax_platforms=wanted))
+    config = SimpleNamespace(jax_platforms=wanted, jax_default_device=None)
+    asked = SimpleNamespace(devices=fails, config=config, Device=jax.Device)
     monkeypatch.setattr(this_device, "jax", asked)
     monkeypatch.setattr(this_device, "claim_gpu", lambda: None)
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -48,6 +49,7 @@ class FakeEngine:
 
     script = SCRIPT.encode()
     max_len = 200
+    own_settings = staticmethod(contextlib.nullcontext)
 
     def __init__(self, config, params, engine_config, store=None):
         self.config, self.engine_config = config, engine_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import typer
 
 from hybrid_jax import LLM, SamplingParams, machine
 from hybrid_jax.cli import main as cli
+from hybrid_jax.cli.exits import write_json
 from hybrid_jax.inspection import report as inspecting
 from hybrid_jax.models.known import known
 from hybrid_jax.sizing import devices
@@ -329,6 +331,9 @@ def test_a_closed_stdin_is_named():
         ("version", "> /dev/full", "hybrid-jax: cannot write to stdout: No space left on device\n"),
         ("inspect", "> /dev/full", "hybrid-jax: cannot write to stdout: No space left on device\n"),
         ("inspect --json", "2>&- > /dev/full", ""),
+        ("--help", ">&-", "hybrid-jax: stdout is closed\n"),
+        ("--help", "> /dev/full", "hybrid-jax: cannot write to stdout: No space left on device\n"),
+        ("chat --help", "2> /dev/full > /dev/full", ""),
     ],
 )
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -336,6 +341,34 @@ def test_a_stdout_that_takes_nothing_is_named(arguments, redirect, message):
     command = f"{sys.executable} -m hybrid_jax {arguments} {redirect}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+@pytest.mark.parametrize(
+    "arguments, names",
+    [
+        ("--help", sum(cli.NAMES.values(), [])),
+        ("generate --help", ["--model", "--max-tokens", "--stats"]),
+        ("version", []),
+    ],
+)
+def test_commands_run_without_docstrings_and_assertions(arguments, names):
+    command = [sys.executable, "-OO", "-m", "hybrid_jax", *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(names) <= set(re.findall(r"^  (\S+)", done.stdout, re.M))
+
+
+def test_a_mistake_is_exit_code_2_where_stderr_takes_nothing():
+    command = f"{sys.executable} -m hybrid_jax inspect nowhere 2> /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_json_keeps_characters_that_stdout_cannot_show(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    write_json({"text": "5 \N{EURO SIGN}"})
+    assert json.loads(raw.getvalue()) == {"text": "5 \N{EURO SIGN}"}
 
 
 def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):

@@ -80,6 +80,8 @@ def healthy():
             HOPPER,
             "only 9 B are",
         ),
+        ({"cache": None}, HOPPER, "there is no home folder for compiled programs"),
+        ({"cache": None, "environment": {"JAX_COMPILATION_CACHE_DIR": "gs://b"}}, HOPPER, ""),
         (
             {"environment": {"JAX_ENABLE_COMPILATION_CACHE": "false"}},
             HOPPER,

@@ -1,5 +1,5 @@
 """Compiled programs: compiling them, also ahead and in the background, and keeping them on disk.
 
-May import: machine, pallas_kernels.
+May import: machine, pallas_kernels, process.
 Packages: jax.
 """

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from hybrid_jax.engine.programs.compile_cache import compiled
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.machine import give_back_free_memory
+from hybrid_jax.process.own_settings import own_settings
 from pallas_kernels.triton import for_cuda
 
 LOG = logging.getLogger("hybrid_jax.compiling")
@@ -84,6 +86,7 @@ class Program:
         function: a function of arrays. donated: the arguments whose memory it takes. name: its name in the log.
         compiling: keeps the clock. platform: the platform that it is compiled for.
         store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
+        device: where arrays are that are on no device on purpose; None for jax's first.
     """
 
     def __init__(
@@ -95,10 +98,12 @@ class Program:
         name: str = "",
         store: ProgramStore | None = None,
         identity: str = "",
+        device: jax.Device | None = None,
     ) -> None:
         options = GPU_OPTIONS if platform == "gpu" else None
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
+        self._device = device
         self._identity = f"{identity} donated={donated} options={options}"
         self._lock = threading.Lock()  # one thread compiles it; others that need it wait
         self._run: Callable | None = None
@@ -126,7 +131,8 @@ class Program:
             run = self._run
             if run is None:
                 start = time.perf_counter()
-                run, how = self._made(shapes)
+                with own_settings(jax_default_device=self._device):
+                    run, how = self._made(shapes)
                 LOG.info("%s %s in %.1f s", how, self._name, time.perf_counter() - start)
                 self._run = run
             return run
@@ -139,7 +145,7 @@ class Program:
         with self._traced_for():
             lowered = self.lower(*shapes)
         if self._store is None or file is None:
-            return lowered.compile(), "compiled"
+            return compiled(lowered), "compiled"
         return self._store.compiled(file, lowered), "compiled"
 
 

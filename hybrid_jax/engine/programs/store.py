@@ -24,6 +24,7 @@ import jax
 from jax.experimental import serialize_executable
 
 import pallas_kernels
+from hybrid_jax.engine.programs.compile_cache import compiled
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 COMPILERS = ("jax", "triton", "nvidia-")  # the names of packages begin like this
@@ -83,7 +84,7 @@ class ProgramStore:
         missing).
         """
         hits = _hits()
-        program = lowered.compile()
+        program = compiled(lowered)
         if _hits() == hits:
             self._save(name, program)
         return program

@@ -1,0 +1,90 @@
+"""The standard streams of a program that is not ours: they may be missing, closed, replaced or broken.
+
+What this package says beside its results must never disturb the caller. So here nothing raises.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal. It may be None, closed, or an object that can only write."""
+    try:
+        return bool(stream.isatty())
+    except Exception:  # whatever such an object raises
+        return False
+
+
+def encoding_of(stream: Any) -> str:
+    """What a stream turns characters into; "utf-8" if it does not say."""
+    encoding = getattr(stream, "encoding", None)
+    return encoding if isinstance(encoding, str) and encoding else "utf-8"
+
+
+class Forgiving(io.TextIOBase):
+    """A stream to write on, whatever becomes of it: characters that it lacks become "?", and errors are dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a plain attribute elsewhere
+        return encoding_of(self._stream)
+
+    def isatty(self) -> bool:
+        return is_terminal(self._stream)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError("there is no stream")
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        with suppress(Exception):
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self.encoding
+                self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(Exception):
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the caller's stream open."""
+
+
+def forgiving(stream: Any) -> TextIO:
+    """A stream for libraries that write on it."""
+    return cast(TextIO, Forgiving(stream))
+
+
+@contextmanager
+def mended_stdout() -> Iterator[None]:
+    """While jax is imported: it asks stdout whether it is a terminal, and cannot be imported if that fails."""
+    given = sys.stdout
+    try:
+        hasattr(given, "isatty") and given.isatty()
+    except Exception:
+        sys.stdout = forgiving(given)
+    try:
+        yield
+    finally:
+        sys.stdout = given
+
+
+def say(text: str, *, end: str = "\n", to: Any = None) -> None:
+    """Writes on a stream, stderr unless one is given, and flushes, if that is possible."""
+    out = Forgiving(sys.stderr if to is None else to)
+    out.write(text + end)
+    out.flush()
