@@ -55,7 +55,8 @@ def _shown(output: dict[str, Any], picture: str, folder: Path) -> str:
         (folder / picture).write_bytes(base64.b64decode(data["image/png"]))
         return f"![a picture that the cell above has drawn]({picture})"
     if "text/html" in data:
-        return f'<div class="output">{"".join(data["text/html"])}</div>'
+        html = "".join(data["text/html"])
+        return f'<div class="output">{html}</div>' if html else ""
     text = ESCAPES.sub("", "".join(output.get("text", data.get("text/plain", "")))).strip("\n")
     return _fenced(text, "text") if text.strip() else ""
 

@@ -2,5 +2,5 @@
 
 May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, models, process, schedule,
 sizing, text, weights.
-Packages: jax, numpy, rich.
+Packages: IPython, jax, numpy, rich.
 """

@@ -129,15 +129,18 @@ class EngineThread:
         engine: used only by the thread from now on.
         record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
             reference to this object, which could then never be dropped.
+        quiet: what is compiled is said in a bar only.
 
     Attributes:
         closed: `close` was called.
     """
 
-    def __init__(self, engine: Engine, *, record: Callable[[Job], None]) -> None:
+    def __init__(
+        self, engine: Engine, *, record: Callable[[Job], None], quiet: bool = False
+    ) -> None:
         global _first_process
         _first_process = _first_process or os.getpid()
-        self._loop, self._pid, self.closed = _Loop(engine, record), os.getpid(), False
+        self._loop, self._pid, self.closed = _Loop(engine, record, quiet), os.getpid(), False
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
@@ -330,8 +333,8 @@ def wait_for_dropped(timeout: float) -> None:
 class _Loop:
     """What the engine's thread runs: commands, then a turn of the engine, again and again."""
 
-    def __init__(self, engine: Engine, record: Callable[[Job], None]) -> None:
-        self.engine, self._record = engine, record
+    def __init__(self, engine: Engine, record: Callable[[Job], None], quiet: bool) -> None:
+        self.engine, self._record, self._quiet = engine, record, quiet
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
@@ -576,7 +579,7 @@ class _Loop:
         while not self._calls and self.engine.has_work:
             self.engine.step()
 
-    def _compiling(self, number: int, total: int) -> None:
+    def _compiling(self, what: str, number: int, total: int) -> None:
         """Shows which program is compiled, but not in the middle of a line that a stream is writing.
 
         Raises:
@@ -585,4 +588,4 @@ class _Loop:
         if number and self._stopping:
             raise RuntimeError(CLOSED)
         if not number or not any(call.has_shown_text for call in self._calls):
-            show_compiling(number, total)
+            show_compiling(what, number, total, quiet=self._quiet)

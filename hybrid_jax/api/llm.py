@@ -28,7 +28,7 @@ from hybrid_jax.api.options import (
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
-from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
 from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vector_of
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
@@ -86,10 +86,10 @@ class LLM:
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
-        quiet: do not print `describe()` on stderr. Nothing else is printed unasked, except a line on a terminal or in
-            a notebook while a program is compiled.
+        quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling in terminals and
+            notebooks.
         progress: a bar while the weights load: True or False, or None for one in terminals and notebooks if it takes
-            longer than a second.
+            longer than a second and the LLM is not quiet.
         **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
 
     Raises:
@@ -137,7 +137,11 @@ class LLM:
         used_tokenizer = own_tokenizer or Tokenizer.from_directory(folder)
 
         started = _starting().start_folder(
-            folder, settings, dtype=dtype, progress=progress, tokenizer=used_tokenizer
+            folder,
+            settings,
+            dtype=dtype,
+            progress=unasked(progress, quiet=quiet),
+            tokenizer=used_tokenizer,
         )
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
@@ -188,7 +192,8 @@ class LLM:
         self.model_config, self.engine_config = config, engine_config
         self._params, self._weight_bytes = started.params, started.weight_bytes
         self._ledger = Ledger()
-        self._thread = EngineThread(started.engine, record=self._ledger.record)
+        self._quiet = quiet
+        self._thread = EngineThread(started.engine, record=self._ledger.record, quiet=quiet)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(
@@ -258,7 +263,7 @@ class LLM:
         """Runs jobs to their ends, behind a bar that says `what`. For each: what is read of it, or its error."""
         jobs = [job for job in accepted if isinstance(job, Job)]
         call = Call(jobs, keeps_errors=errors == "return")
-        with progress_of(progress, what) as report:
+        with progress_of(unasked(progress, quiet=self._quiet), what) as report:
             with closing(self._thread.run(call)) as all_news:
                 for news in all_news:
                     if jobs:
@@ -643,7 +648,7 @@ class LLM:
         wanted = {"logprobs": logprobs, "adjusts": penalties}
         ask = self._thread.ask
         programs = ask(lambda engine: engine.warm_ups(**wanted))
-        with progress_of(progress, "compiling") as report:
+        with progress_of(unasked(progress, quiet=self._quiet), "compiling") as report:
             return warm_up(programs, lambda run: ask(lambda engine: run()), threads, report)
 
     def close(self) -> None:

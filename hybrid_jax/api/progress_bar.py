@@ -1,33 +1,88 @@
-"""Progress of long calls: the caller's own function, a bar on stderr, or nothing; and a word while it compiles."""
+"""Progress of long calls: the caller's own function, a bar on stderr, or nothing; and what is being compiled.
+
+A bar and the words about compiling are one display. On a terminal the words are a line below the bar, or a line of
+their own. In a notebook both are one output, which is updated and in the end cleared.
+"""
 
 from __future__ import annotations
 
 import functools
+import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from hybrid_jax.process.streams import forgiving, is_terminal, say
+from hybrid_jax.process.streams import forgiving, is_terminal
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    from rich.progress import Progress, ProgressColumn
 
 # What callers pass as `progress=`. None is for a bar where someone looks at it, if the call takes longer than a moment.
 ProgressOption = bool | Callable[[int, int], None] | None
 PATIENCE = 1.0  # seconds before such a bar appears
-WIDTH = 32  # characters of "compiling ...", so that spaces can cover it
-# For each bar on the screen: what updates it, and what it normally says. The one begun last is at the end. The list
-# belongs to the process, as stderr does.
-_bars: list[tuple[Callable[..., None], str]] = []
-# Calls that remove the words about compiling from wherever they were written.
-_told: list[Callable[[], object]] = []
+EVERY = 0.5  # seconds between two looks at the clock
+HTML_WIDTH = 100  # characters of a line in a notebook
+KEPT = "; kept for next time"
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """A program that is being compiled.
+
+    Attributes:
+        what: what it does, such as "reading prompts".
+        number, total: which of how many programs that are needed now.
+        since: when it began, by `time.monotonic`.
+    """
+
+    what: str
+    number: int
+    total: int
+    since: float = field(default_factory=lambda: time.monotonic())
+
+    def __str__(self) -> str:
+        which = f", {self.number} of {self.total}" if self.total > 1 else ""
+        seconds = time.monotonic() - self.since
+        return f"compiling the program for {self.what}{which}: {seconds:.0f} s{KEPT}"
+
+
+# These belong to the process, as stderr does: the bars on the screen, the one begun last at the end; what puts those
+# there that wait for their moment; what is being compiled; what takes its words away where no bar shows them; and
+# whether the process is a command of ours.
+_bars: list[object] = []
+_waiting: list[Callable[[], object]] = []
+_compiling: Compiling | None = None
+_alone: list[Callable[[], object]] = []
+_of_a_command = False
+
+
+@contextmanager
+def as_a_command() -> Iterator[None]:
+    """Inside, the process is a command of ours, and what it shows on a terminal is no surprise to anybody."""
+    global _of_a_command
+    _of_a_command = True
+    try:
+        yield
+    finally:
+        _of_a_command = False
+
+
+def unasked(progress: ProgressOption, *, quiet: bool) -> ProgressOption:
+    """False in place of None if nothing may be printed unasked."""
+    return False if progress is None and quiet and not _of_a_command else progress
 
 
 def someone_looks() -> bool:
     """Whether stderr is a terminal or a notebook."""
-    return is_terminal(sys.stderr) or type(sys.stderr).__module__ == "ipykernel.iostream"
+    return is_terminal(sys.stderr) or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    return type(sys.stderr).__module__ == "ipykernel.iostream"
 
 
 @contextmanager
@@ -37,8 +92,8 @@ def progress_of(
     """Yields a function of (done, total): the caller's own, one that moves a bar, or one that does nothing.
 
     Args:
-        progress: what the caller wants.
-        what: the bar says this, or in its place which program is being compiled.
+        progress: what the caller wants. With None the bar comes after a moment, or when something is compiled.
+        what: the bar says this.
         columns: of the bar; none for rich's own.
         unit: of the bar, in units of done and total.
     """
@@ -48,54 +103,145 @@ def progress_of(
     if not (someone_looks() if progress is None else progress):
         yield lambda done, total: None
         return
-    begins = time.monotonic() + (PATIENCE if progress is None else 0.0)
+    begins = time.monotonic() + PATIENCE
     with ExitStack() as shown:
         update: Callable[..., None] | None = None
+        once = threading.Lock()
+
+        def show() -> Callable[..., None]:
+            nonlocal update
+            with once:
+                if update is None:
+                    update = shown.enter_context(_bar(what, columns))
+                return update
 
         def report(done: int, total: int) -> None:
-            nonlocal update
-            if update is None:
-                if done == total or time.monotonic() < begins:
-                    return  # at the end it would only flash up
-                update = shown.enter_context(_bar(what, columns))
-            update(completed=done * unit, total=total * unit)
+            # At the end it would only flash up.
+            if update is None and (done == total or time.monotonic() < begins):
+                return
+            show()(completed=done * unit, total=total * unit)
 
         if progress:
-            update = shown.enter_context(_bar(what, columns))
+            show()
+        else:
+            _waiting.append(show)
+            shown.callback(_waiting.remove, show)
         yield report
 
 
 @contextmanager
 def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, and what updates it."""
-    from rich.console import Console
+    """A bar on stderr, and what updates it. Below it stands what is being compiled."""
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
+    from rich.text import Text
+
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            if _compiling is not None and _bars and _bars[-1] is self:
+                yield Text(str(_compiling), style="dim")
 
     # A file that cannot be written would have rich end the process.
     console = Console(file=forgiving(sys.stderr))
-    with Progress(*columns, console=console, transient=True) as bar:
-        update = functools.partial(bar.update, bar.add_task(what, total=None))
-        entry = update, what
-        _bars.append(entry)
-        try:
-            yield update
-        finally:
-            _bars.remove(entry)
+    bar = Bar(*columns, console=console, transient=True)
+    update = functools.partial(bar.update, bar.add_task(what, total=None))
+    with ExitStack() as shown:
+        if _in_notebook():
+            shown.callback(_in_one_output(lambda: _html(bar)))
+        else:
+            shown.enter_context(bar)
+        _bars.append(bar)
+        shown.callback(_bars.remove, bar)
+        yield update
 
 
-def show_compiling(number: int, total: int) -> None:
-    """Says in the bar, or on a terminal or in a notebook, which program is being compiled; 0 removes the words."""
+def show_compiling(what: str, number: int, total: int, *, quiet: bool = False) -> None:
+    """Says in the bar, or on a terminal or in a notebook, which program is being compiled.
+
+    Args:
+        what: what the program does. number, total: which of how many it is; number 0 removes the words.
+        quiet: only a bar may say it.
+    """
+    global _compiling
     with suppress(Exception):  # a terminal that went away must not disturb the engine
-        while _told:
-            _told.pop()()
-        if not number:
+        while _alone:
+            _alone.pop()()
+        _compiling = Compiling(what, number, total) if number else None
+        if _compiling is None:
             return
-        text = f"compiling {number} of {total} ..."
-        if _bars:
-            update, what = _bars[-1]
-            update(description=text)
-            _told.append(functools.partial(update, description=what))
-        elif someone_looks():
-            write = functools.partial(say, end="", to=sys.stderr)  # a bar may put its own there
-            write(f"\r{text:<{WIDTH}}")
-            _told.append(functools.partial(write, f"\r{'':<{WIDTH}}\r"))
+        if _waiting and not _bars:
+            _waiting[-1]()
+        if _bars or not someone_looks() or unasked(None, quiet=quiet) is False:
+            return
+        _alone.append(_in_one_output(_words_as_html) if _in_notebook() else _in_one_line(_words))
+
+
+def _words() -> str:
+    """What is being compiled; empty if nothing is, or if a bar says it."""
+    return "" if _compiling is None or _bars else str(_compiling)
+
+
+def _words_as_html() -> str:
+    return f"<small>{_words()}</small>" if _words() else ""
+
+
+def _in_one_line(words: Callable[[], str]) -> Callable[[], object]:
+    """Keeps writing words over the terminal's last line; returns what ends that and leaves the line empty."""
+    written, stream = (
+        "",
+        forgiving(sys.stderr),
+    )  # a bar that comes later puts another one in its place
+
+    def put(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    def write() -> None:
+        nonlocal written
+        text = words()
+        put(f"\r{text:<{len(written)}}")
+        written = text
+
+    def wipe() -> None:
+        put(f"\r{'':<{len(written)}}\r")
+
+    return _again_and_again(write, wipe)
+
+
+def _in_one_output(html: Callable[[], str]) -> Callable[[], object]:
+    """Keeps one output of a notebook up to date; returns what ends that and clears it."""
+    from IPython.display import HTML, display
+
+    handle: Any = display(HTML(html()), display_id=True)
+    return _again_and_again(lambda: handle.update(HTML(html())), lambda: handle.update(HTML("")))
+
+
+def _again_and_again(show: Callable[[], object], end: Callable[[], object]) -> Callable[[], object]:
+    """Calls `show` now and then again and again in a thread; returns what stops that and calls `end`."""
+    over = threading.Event()
+
+    def run() -> None:
+        with suppress(Exception):  # whoever looked has gone
+            while not over.wait(EVERY):
+                show()
+
+    show()
+    thread = threading.Thread(target=run, name="hybrid_jax-progress", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join()
+        end()
+
+    return stop
+
+
+def _html(bar: Progress) -> str:
+    """A bar as a notebook shows it."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=HTML_WIDTH, force_terminal=True)
+    console.print(bar.get_renderable())
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_jax import __version__
+from hybrid_jax.api.progress_bar import as_a_command
 from hybrid_jax.cli.bench import bench
 from hybrid_jax.cli.chat import chat
 from hybrid_jax.cli.convert import convert
@@ -89,4 +90,5 @@ for functions in HEADINGS.values():
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    run(app, arguments or ["--help"])
+    with as_a_command():
+        run(app, arguments or ["--help"])

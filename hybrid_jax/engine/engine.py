@@ -227,7 +227,7 @@ class Engine:
         with self._books():
             run()
 
-    def watch_compiling(self, listener: Callable[[int, int], None]) -> None:
+    def watch_compiling(self, listener: Callable[[str, int, int], None]) -> None:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""
         self.runner.compiling.listener = listener
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 import threading
@@ -27,7 +28,7 @@ def test_what_still_runs_is_no_compiling(monkeypatch):
     clock = Compiling()
     program, seen = Program(lambda x: x + 1, (), clock, "cpu"), []
     monkeypatch.setattr(jax, "block_until_ready", lambda args: seen.append(clock.seconds()))
-    clock.listener = lambda number, total: seen.append(number)
+    clock.listener = lambda what, number, total: seen.append(number)
     assert program(np.int32(1)) == 2
     assert seen == [0.0, 1, 0]
 
@@ -70,11 +71,11 @@ class CompilingEngine(FakeEngine):
 
     def step(self):
         if seconds := self.when.get(self.num_steps + 1):
-            self.listener(len(self.compiled_at), 9)
+            self.listener("writing tokens", len(self.compiled_at), 9)
             self.compiled_at.append(seconds)
             self.compiled = sum(self.compiled_at)
             self.clock[0] += seconds
-            self.listener(0, 0)
+            self.listener("", 0, 0)
         return super().step()
 
     compiled_at: list
@@ -89,7 +90,7 @@ def compiling(make_llm, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: real() + clock[0])
     monkeypatch.setattr(CompilingEngine, "compiled_at", [0.0], raising=False)
     monkeypatch.setattr(CompilingEngine, "clock", clock, raising=False)
-    return make_llm(steps_per_dispatch=4, quiet=True)
+    return make_llm(steps_per_dispatch=4)
 
 
 def test_rates_leave_compiling_out_and_metrics_name_it(compiling):
@@ -105,58 +106,129 @@ def test_rates_leave_compiling_out_and_metrics_name_it(compiling):
     assert 0 < again.ttft_s <= again.total_s
 
 
-def test_a_terminal_shows_what_is_compiled_and_nothing_stays_there(compiling, look):
+def words(number, total=9):
+    return f"compiling the program for writing tokens, {number} of {total}: 0 s; kept for next time"
+
+
+@pytest.fixture
+def no_bars(monkeypatch):
+    """Calls whose bars would come at once have none."""
+    monkeypatch.setattr(llm_module, "progress_of", lambda how, what: progress_of(False, what))
+
+
+def test_a_terminal_shows_what_is_compiled_and_nothing_stays_there(compiling, look, no_bars):
     terminal = look()
     assert texts(compiling.generate("ab", GREEDY)) == [SCRIPT[:12]]
-    assert terminal.on_screen() == ("", ["compiling 1 of 9 ...", "compiling 2 of 9 ..."])
+    assert terminal.on_screen() == ("", [words(1), words(2)])
+
+
+def test_seconds_go_on_while_a_program_is_compiled(look, monkeypatch):
+    terminal = look()
+    monkeypatch.setattr(progress_bar, "EVERY", 0.01)
+    clock = itertools.count(7)
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
+    show_compiling("vectors", 1, 1)
+    while len(terminal.on_screen()[1]) < 4:
+        time.sleep(0.01)
+    show_compiling("", 0, 0)
+    last, seen = terminal.on_screen()
+    assert last == "" and len(set(seen)) == len(seen)
+    assert seen[1] == "compiling the program for vectors: 2 s; kept for next time"
 
 
 def test_a_stream_is_not_disturbed_once_it_shows_text(compiling, look):
     terminal = look()
     compiling._engine.pause = 0.02
     assert "".join(d.text for d in compiling.stream("ab", GREEDY)) == SCRIPT[:12]
-    assert terminal.on_screen() == ("", ["compiling 1 of 9 ..."])
+    assert terminal.on_screen() == ("", [words(1)])
 
 
-def description_of(update):
-    """What the bar says that this call updates."""
-    bar, [task] = update.func.__self__, update.args
-    return bar.tasks[task].description
+def test_a_quiet_llm_is_quiet(make_llm, look, monkeypatch, compiling):
+    terminal = look()
+    quiet = make_llm(steps_per_dispatch=4, quiet=True)
+    quiet._engine.compiled_at = [0.0]
+    assert texts(quiet.generate("ab", GREEDY)) == [SCRIPT[:12]]
+    assert terminal.getvalue() == ""
+    with progress_bar.as_a_command():  # whose lines are no surprise
+        quiet._engine.compiled_at, quiet._engine.num_steps = [0.0], 0
+        list(quiet.stream("cd", GREEDY))
+    assert words(1) in terminal.getvalue()
+    quiet._engine.num_steps = 0
+    quiet.generate("ef", GREEDY, progress=True)
+    assert "generating" in terminal.getvalue()
 
 
 def test_a_bar_says_it_itself(compiling, look, monkeypatch):
     terminal = look()
     said, show = [], progress_bar.show_compiling
 
-    def watched(number, total):
-        [(update, _)] = progress_bar._bars
-        show(number, total)
-        said.append(description_of(update))
+    def watched(*compiled, **options):
+        show(*compiled, **options)
+        [bar] = progress_bar._bars
+        table, *lines = bar.get_renderables()
+        said.append([bar.tasks[0].description, *map(str, lines)])
 
     monkeypatch.setattr("hybrid_jax.api.engine_thread.show_compiling", watched)
     compiling.generate("ab", GREEDY, progress=True)
-    assert said == ["compiling 1 of 9 ...", "generating", "compiling 2 of 9 ...", "generating"]
+    assert said == [
+        ["generating", words(1)],
+        ["generating"],
+        ["generating", words(2)],
+        ["generating"],
+    ]
     assert "\rcompiling" not in terminal.getvalue()
     assert not progress_bar._bars
 
 
-def test_the_word_is_taken_back_where_it_was_said(look):
+def test_a_bar_that_would_come_later_comes_when_something_is_compiled(compiling, look):
     terminal = look()
-    show_compiling(1, 2)
+    compiling.generate("ab", GREEDY)
+    assert "generating" in terminal.getvalue() and "\rcompiling" not in terminal.getvalue()
+    assert not progress_bar._bars and not progress_bar._waiting
+
+
+def test_the_words_are_taken_back_where_they_were_said(look, monkeypatch):
+    terminal = look()
+    monkeypatch.setattr(progress_bar, "EVERY", 1000.0)
+    show_compiling("writing tokens", 1, 9)
     with progress_of(True, "loading"):
-        show_compiling(0, 0)
-        [(update, _)] = progress_bar._bars
-        assert terminal.getvalue().startswith("\rcompiling 1 of 2 ...")
-        assert f"\r{'':<{progress_bar.WIDTH}}\r" in terminal.getvalue()
-        show_compiling(2, 2)
+        show_compiling("", 0, 0)
+        [bar] = progress_bar._bars
+        assert terminal.getvalue().startswith(f"\r{words(1)}")
+        assert f"\r{'':<{len(words(1))}}\r" in terminal.getvalue()
+        show_compiling("writing tokens", 2, 9)
+        assert len(list(bar.get_renderables())) == 2
         with progress_of(True, "generating") as _:
-            show_compiling(0, 0)
-        assert description_of(update) == "loading"
+            assert len(list(bar.get_renderables())) == 1  # the newer bar says it
+            show_compiling("", 0, 0)
+        assert len(list(bar.get_renderables())) == 1
+
+
+def test_a_notebook_has_one_output_that_is_cleared(compiling, monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, html):
+            shown.append(html.data)
+
+    def display(html, *, display_id):
+        shown.append(html.data)
+        return Handle()
+
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("IPython.display.display", display)
+    list(compiling.stream("ab", GREEDY))
+    assert shown[0] == f"<small>{words(1)}</small>" and shown[-1] == ""
+    shown.clear()
+    compiling._engine.num_steps = 0
+    compiling.generate("cd", GREEDY)
+    assert "generating" in shown[0] and shown[-1] == "" and stream.getvalue() == ""
 
 
 def test_the_count_starts_over_after_a_warm_up():
     compiling, counts = Compiling(), []
-    compiling.listener = lambda number, total: counts.append((number, total))
+    compiling.listener = lambda what, number, total: counts.append((number, total))
     for task, missing in [
         ("warm-up", 2),
         ("warm-up", 1),
@@ -191,18 +263,24 @@ def test_a_terminal_that_goes_away_harms_nobody(compiling, look, monkeypatch):
     assert texts(compiling.generate("ab", GREEDY)) == [SCRIPT[:12]]
 
 
-def test_a_real_engine_counts_the_programs_a_call_needs(look, monkeypatch):
+def test_a_real_engine_counts_the_programs_a_call_needs(look, monkeypatch, no_bars):
     terminal = look()
-    monkeypatch.setattr(Runner, "_compile_beside", lambda runner, plan: None)  # without a word
+    monkeypatch.setattr(Runner, "_compile_beside", lambda *given: None)  # without a word
     config, params = tiny_model("bamba")
     shapes = {"max_rows": 2, "prefill_tokens": 32, "max_model_len": 96}
-    with LLM.from_params(config, params, quiet=True, **shapes) as llm:
+    monkeypatch.setattr(progress_bar, "EVERY", 1000.0)
+    with LLM.from_params(config, params, **shapes) as llm:
+        terminal.seek(0), terminal.truncate()  # the description
         call = {"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=50, temperature=0.0)
         metrics = llm.generate(*call)[0].metrics
         _, seen = terminal.on_screen()
-        counts = [re.fullmatch(r"compiling (\d+) of (\d+) \.\.\.", text) for text in seen]
-        # a prefill, a decode, and a line of the slot table
-        assert [(int(c[1]), int(c[2])) for c in counts] == [(1, 3), (2, 3), (3, 3)]
+        counts = [
+            re.fullmatch(r"compiling the program for (.+), (\d) of 3: 0 s; .*", text)
+            for text in seen
+        ]
+        assert [(c[1], int(c[2])) for c in counts] == [
+            *(("small changes", 1), ("reading prompts", 2), ("writing tokens", 3)),
+        ]
         assert metrics.compile_s == llm._engine.compile_seconds() > metrics.ttft_s > 0
         assert llm.generate(*call)[0].metrics.compile_s == 0
         assert len(terminal.on_screen()[1]) == len(seen)

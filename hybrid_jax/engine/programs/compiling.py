@@ -26,22 +26,34 @@ LOG = logging.getLogger("hybrid_jax.compiling")
 GPU_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
 
 
+# What programs do, by their functions, for those who wait.
+DOING = {
+    "prefill": "reading prompts",
+    "decode": "writing tokens",
+    "verify": "judging drafts",
+    "fork": "several completions of a prompt",
+    "exact": "prompts and tokens",
+    "prompt_logprobs": "log-probabilities of prompts",
+    "pooled_hidden": "vectors",
+}
+
+
 class Compiling:
     """Which program is being compiled, and how long all compiling has taken.
 
     One thread compiles. Others may call `seconds`.
 
     Attributes:
-        listener: called with (number, total) before a program is compiled and with (0, 0) after it, or None. The number
-            starts at 1 after a turn that compiled nothing, and when a warm-up begins or ends.
+        listener: called with (what, number, total) before a program is compiled and with ("", 0, 0) after it, or None.
+            What says what the program does. The total is of the programs that a turn or a warm-up needs, and does not
+            change until it ends; the number is how many of these are done, and one.
         count_missing: tells how many programs are still to be compiled, the next one included, as far as is known.
     """
 
     def __init__(self) -> None:
-        self.listener: Callable[[int, int], None] | None = None
+        self.listener: Callable[[str, int, int], None] | None = None
         self.count_missing: Callable[[], int] = lambda: 1
-        self._number = self._number_before = 0
-        self._task = ""
+        self._task, self._total = "", 0
         # Seconds so far, and when the program that is being compiled was begun. It is one tuple, so that another thread
         # reads both values of the same moment.
         self._clock: tuple[float, float | None] = (0.0, None)
@@ -52,31 +64,30 @@ class Compiling:
         return total if since is None else total + time.perf_counter() - since
 
     @contextlib.contextmanager
-    def next_program(self) -> Iterator[None]:
-        """Runs the clock, and tells the listener, while a program is compiled inside."""
-        self._number += 1
+    def next_program(self, what: str = "a step") -> Iterator[None]:
+        """Runs the clock, and tells the listener, while a program that does `what` is compiled inside."""
         if self.listener is not None:
-            self.listener(self._number, self._number - 1 + max(1, self.count_missing()))
+            missing = max(1, self.count_missing())
+            self._total = max(self._total, missing)
+            self.listener(what, self._total - missing + 1, self._total)
         self._clock = (self._clock[0], time.perf_counter())
         try:
             yield
         finally:
             self._clock = (self.seconds(), None)
             if self.listener is not None:
-                self.listener(0, 0)
+                self.listener("", 0, 0)
             give_back_free_memory()  # memory that the compiler has freed
 
     def begin(self, task: str, count_missing: Callable[[], int]) -> None:
         """Begins a part of a task that may compile. The count starts over with a new task."""
         if task != self._task:
-            self._task, self._number, self._number_before = task, 0, 0
+            self._task, self._total = task, 0
         self.count_missing = count_missing
 
     def end_turn(self) -> None:
-        """Ends a turn. If it compiled nothing, the count starts over."""
-        if self._number == self._number_before:
-            self._number = 0
-        self._number_before = self._number
+        """Ends a turn: the count starts over."""
+        self._task = ""
 
 
 class Program:
@@ -103,6 +114,7 @@ class Program:
         options = GPU_OPTIONS if platform == "gpu" else None
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
+        self._does = DOING.get(function.__name__, "small changes")
         self._device = device
         self._identity = f"{identity} donated={donated} options={options}"
         self._lock = threading.Lock()  # one thread compiles it; others that need it wait
@@ -118,7 +130,7 @@ class Program:
         run = self._run
         if run is None:
             jax.block_until_ready(args)  # steps that still run must not count as compiling
-            with self._compiling.next_program():
+            with self._compiling.next_program(self._does):
                 run = self.compile_ahead(*shapes_of(args))
         return run(*args)
 
