@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
 from hybrid_jax.engine.programs.compiling import Program
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.initialize import random_params
 from tests.tiny_models import tiny_engine
 
 
@@ -31,6 +35,19 @@ def test_the_compiled_loop_takes_all_its_steps_and_gives_its_memory_back(benchma
     release()
     assert engine.scheduler.memory.frames.num_free == free
     engine.close()
+
+
+def test_the_mixed_batch_is_what_its_script_writes_and_asks_for_all_it_says(benchmark, tmp_path):
+    script = benchmark("mixed_batch")
+    script.write_requests(tmp_path / "requests.jsonl")
+    assert (tmp_path / "requests.jsonl").read_text() == script.REQUESTS.read_text()
+    bodies = [line["body"] for line in script.make_lines()]
+    assert len(bodies) == script.NUM_LINES == 60
+    for asked in ("tools", "response_format", "logprobs", "n", "seed"):
+        assert 5 <= sum(asked in body for body in bodies) <= 30
+    fields = json.loads((script.FILES / "config.json").read_text())
+    shapes = jax.eval_shape(lambda: random_params(config_from_hf(fields), 0))
+    assert 1.15e6 < sum(leaf.size for leaf in jax.tree.leaves(shapes)) < 1.25e6
 
 
 def test_host_time_leaves_the_device_out_and_nothing_else(benchmark):

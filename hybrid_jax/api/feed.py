@@ -61,6 +61,7 @@ class Feed:
         self._tickets: list[Ticket] = []
         self._added: list[Ticket] = []  # since the last step
         self._closed = False
+        self._expects_everything = False  # a prompt to come asks for more than tokens
 
     def add(
         self,
@@ -80,11 +81,15 @@ class Feed:
         return ticket
 
     def foresee(self, sampling_params: SamplingParams) -> None:
-        """Says which parameters will be added later, and returns at once.
+        """Says which parameters will be added later.
 
         If they ask for a form of the text that is new, it is tried while other prompts run. Otherwise `add` does that,
-        and no turn is taken meanwhile.
+        and no turn is taken meanwhile. If they ask for log-probabilities, penalties or a form, programs that the engine
+        compiles from now on can do all of this, in place of one program for each.
         """
+        if sampling_params.asks_more_than_tokens and not self._expects_everything:
+            self._thread.ask(lambda engine: engine.expect_everything())
+            self._expects_everything = True
         self._foresee(sampling_params)
 
     def step(self) -> list[Ticket]:

@@ -574,6 +574,11 @@ class LLM:
         """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
         return self._engine.peak_memory_bytes()
 
+    @property
+    def compile_s(self) -> float:
+        """Seconds in which calls have waited for programs to be compiled, since the start; any thread may ask."""
+        return self._engine.compile_seconds()
+
     def stats(self) -> Stats:
         """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
 

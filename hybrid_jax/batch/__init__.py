@@ -113,13 +113,14 @@ def run_batch(
             max_errors=max_errors,
         )
         num_resumed = run.recover()
-        meter = Meter(run.counts)
+        meter = Meter(run.counts, lambda: llm.compile_s)
         report = stack.enter_context(progress_of(progress, "lines", *meter.columns()))
         run.run(report, meter)
         return BatchSummary(
             **{**files, **run.counts},
             num_resumed=num_resumed,
             seconds=meter.seconds,
+            compile_s=meter.compile_s,
             tokens_per_s=meter.rate,
             peak_memory_bytes=llm.peak_memory_bytes,
             default_temperature=llm.get_default_sampling_params().temperature,

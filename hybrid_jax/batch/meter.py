@@ -24,15 +24,17 @@ class Meter(ProgressColumn):
     Args:
         counts: of the lines written so far, which the run goes on to count. Those that are there already come from an
             earlier run.
+        compile_seconds: returns how long calls have waited for the compiler so far; any thread may ask.
 
     Attributes:
         num_live_tokens: counts the tokens of lines under way.
     """
 
-    def __init__(self, counts: Counter[str]) -> None:
+    def __init__(self, counts: Counter[str], compile_seconds: Callable[[], float]) -> None:
         super().__init__()
         self.num_live_tokens: Callable[[], int] = lambda: 0
         self._counts, self._earlier = counts, counts["completion_tokens"]
+        self._compile_seconds, self._compiled_before = compile_seconds, compile_seconds()
         self._start = time.perf_counter()
 
     @property
@@ -41,10 +43,15 @@ class Meter(ProgressColumn):
         return time.perf_counter() - self._start
 
     @property
+    def compile_s(self) -> float:
+        """How many of these seconds went into waiting for the compiler."""
+        return self._compile_seconds() - self._compiled_before
+
+    @property
     def rate(self) -> float:
-        """New tokens of this run per second."""
+        """New tokens of this run per second without compiling."""
         num_tokens = self._counts["completion_tokens"] + self.num_live_tokens()
-        return (num_tokens - self._earlier) / max(self.seconds, 1e-9)
+        return (num_tokens - self._earlier) / max(self.seconds - self.compile_s, 1e-9)
 
     def render(self, task: Task) -> Text:
         hits = self._counts["cached_tokens"] / max(self._counts["prompt_tokens"], 1)

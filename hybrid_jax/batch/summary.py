@@ -22,7 +22,8 @@ class BatchSummary:
         prompt_tokens, cached_tokens, completion_tokens: tokens of all prompts, those of them that came from the prefix
             cache, and new tokens.
         seconds: of this run, without loading the model.
-        tokens_per_s: new tokens per second of this run.
+        compile_s: how many of these seconds the run waited for programs to be compiled.
+        tokens_per_s: new tokens of this run per second of the others.
         peak_memory_bytes: as in `RequestMetrics`, up to the end of this run.
         default_temperature: of lines that give none; None if the output was finished already, because no model was
             loaded then.
@@ -47,6 +48,7 @@ class BatchSummary:
     cached_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    compile_s: float = 0.0
     tokens_per_s: float = 0.0
     peak_memory_bytes: int | None = None
     default_temperature: float | None = None
@@ -68,9 +70,13 @@ class BatchSummary:
                 "left as it is; delete it to run again"
             )
         earlier = f" ({self.num_resumed:,} from an earlier run)" if self.num_resumed else ""
+        compiled = self.compile_s >= 0.05
+        compiling = f", {self.compile_s:,.1f} s of them compiling" if compiled else ""
+        apart = " without compiling" if compiled else ""
         return (
             f"{self.output}: {self.num_lines:,} lines{earlier}, {self.num_errors:,} errors; "
-            f"{self.completion_tokens:,} new tokens, {self.tokens_per_s:,.0f}/s; "
+            f"{self.completion_tokens:,} new tokens, {self.tokens_per_s:,.0f}/s{apart}; "
+            f"{self.seconds:,.1f} s{compiling}; "
             f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens from the cache; "
             f"temperature {self.default_temperature:g} where a line gives none"
         )

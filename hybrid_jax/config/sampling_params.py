@@ -207,6 +207,12 @@ class SamplingParams:
         return penalties != (0, 0, 1) or bool(biased)
 
     @property
+    def asks_more_than_tokens(self) -> bool:
+        """A step has to report log-probabilities of the output, or to change logits."""
+        grammar = self.structured_outputs is not None
+        return self.logprobs is not None or self.adjusts_logits or grammar
+
+    @property
     def engine_temperature(self) -> float:
         """What the engine draws at: `temperature`, or 1.0 if that is None and no model's own has replaced it."""
         return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature

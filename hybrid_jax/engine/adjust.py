@@ -1,9 +1,13 @@
 """What changes a row's logits before sampling: bias, penalties for tokens seen, a mask of allowed tokens.
 
-The arrays are made when the first request asks for any of these. Steps that use them are executables of their own.
+The arrays are made when the first request asks for any of these. Steps that use them are executables of their own. On a
+CPU such a step also reports log-probabilities, and it branches past all of this where no row asks for it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -105,6 +109,11 @@ def adjusted(
     return jnp.where(get("adjusted")[:, None] > 0, out, logits)
 
 
+def _nothing_like(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call that returns zeros of the shapes that another one returns."""
+    return lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(call))
+
+
 def count(adjust: Adjust, ring_rows: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
     """Counts generated tokens int32[B] of rows, where `counted` is true; what is no token counts nowhere."""
     sink = adjust.counts.shape[0] - 1
@@ -141,7 +150,15 @@ def choose(
         a stop token or NOT_FINITE and for rows that do not sample; adjust.
     """
     rows = unpack_sampling(layout, batch)
-    other = logits if adjust is None else adjusted(logits, adjust, ring_rows, layout, batch)
+    branches = sampler == "xla"  # a kernel's steps must not wait for the host to read a condition
+    other = logits
+    if adjust is not None:
+
+        def change():
+            return adjusted(logits, adjust, ring_rows, layout, batch)
+
+        asked = (layout.get(batch, "adjusted") > 0).any()
+        other = jax.lax.cond(asked, change, lambda: logits) if branches else change()
     tokens = sample(other, rows, positions, sampler)
     if kept is not None:
         given, which = kept
@@ -152,7 +169,12 @@ def choose(
     fed = jnp.where(samples & (tokens >= 0) & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:
-        extra = logprobs(logits, tokens, num_logprobs)
+
+        def report():
+            return logprobs(logits, tokens, num_logprobs)
+
+        asked = (samples & (layout.get(batch, "reported") > 0)).any()
+        extra = jax.lax.cond(asked, report, _nothing_like(report)) if branches else report()
     if adjust is not None:
         adjust = count(adjust, ring_rows, tokens, samples)
     return Sampled(tokens, extra), fed, adjust

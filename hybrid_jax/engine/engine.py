@@ -130,7 +130,8 @@ class Engine:
             ValueError: its id is in use, its prompt is empty, or it can never fit.
         """
         with self._books(unchanged_by=ValueError):
-            request.generation = self.runner.begin()
+            self.runner.serving.note_requests(self._live.values())
+            request.generation = self.runner.serving.begin(request)
             self.scheduler.add(request)
             self._live[request.request_id] = request
 
@@ -150,6 +151,7 @@ class Engine:
         with self._books() as reported:
             plan, self._next = self._next or self.scheduler.plan(), None
             if plan:
+                self.runner.serving.note_requests(self._live.values())
                 missing = self.runner.missing(plan)
                 if self._pending and missing:
                     # Nobody should wait for tokens that are there until the plan's programs are compiled.
@@ -226,6 +228,10 @@ class Engine:
         """Compiles a program by running it. This replaces device memory."""
         with self._books():
             run()
+
+    def expect_everything(self) -> None:
+        """Says that requests to come will ask for more than tokens: programs compiled from now on can do everything."""
+        self.runner.serving.asks_more = True
 
     def watch_compiling(self, listener: Callable[[str, int, int], None]) -> None:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""

@@ -22,6 +22,7 @@ SAMPLING = (
     ("top_p", 1),  # float32 bits
     ("min_p", 1),  # float32 bits
     ("min_end", 1),
+    ("reported", 1),
     ("stop_ids", MAX_STOP_IDS),  # -1 where unused
 )
 
@@ -123,6 +124,7 @@ def _sampling(request: Request) -> np.ndarray:
     layout.set(batch, 0, "top_p", float_bits(params.top_p))
     layout.set(batch, 0, "min_p", float_bits(params.min_p))
     layout.set(batch, 0, "min_end", len(request.prompt) + params.min_tokens)
+    layout.set(batch, 0, "reported", int(params.logprobs is not None))
     stops = sorted(request.stop_ids)
     layout.set(batch, 0, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
     return batch[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +19,18 @@ from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.programs.compiling import Background, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.engine.serving import Serving, StepKey
 from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.small import CHANGES, READERS
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry, drafting_specs
-from hybrid_jax.schedule.bucket import shapes_of as padded_shapes
+from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
+
+MOST_COMPILERS = 4  # at the same time beside the engine, because each takes memory
 
 
 @dataclass
@@ -104,10 +108,9 @@ class Runner:
         self.num_traces = 0
         self.compiling = Compiling()
         self._executables: dict[tuple, Program] = {}
-        # The generation of requests that first may run a program.
-        self._since: dict[tuple, int] = {}
-        self._generation = 0
-        self._background = Background()
+        self.serving = Serving(engine, self.model, self._executables)
+        one_by_one = self._platform != "cpu" or engine.shapes == "coarse"
+        self._background = Background(1 if one_by_one else min(MOST_COMPILERS, os.cpu_count() or 1))
 
     # --- executables ------------------------------------------------------------------------------
 
@@ -170,42 +173,15 @@ class Runner:
             device=self._device,
         )
 
-    def begin(self) -> int:
-        """The generation of a request that begins now. It may run the programs that are compiled by now.
-
-        Programs that are compiled in the background while it runs are for later requests. So a request's programs, and
-        with them its last bits, do not change on its way.
-        """
-        known = self._executables.items()
-        new = [key for key, program in known if program.compiled and key not in self._since]
-        if new:
-            self._generation += 1
-            self._since |= dict.fromkeys(new, self._generation)
-        return self._generation
-
-    def _serving(self, kind: StepKind, wanted: Any, variant: Variant, rows: Sequence[Row]) -> Any:
-        """The bucket to use: `wanted`, or the cheapest larger one while `wanted` is newer than one of the requests.
-
-        With fine shapes it is always `wanted`, because programs compile in seconds and padding costs more.
-        """
-        oldest = min((row.request.generation for row in rows), default=0)
-
-        def usable(shape: Any) -> bool:
-            return self._since.get((kind.name, shape, variant), oldest + 1) <= oldest
-
-        if self.engine.shapes == "fine" or usable(wanted):
-            return wanted
-        return next(filter(usable, kind.larger(wanted)), wanted)
-
-    def _step_shape(
-        self, kind: StepKind, wanted: Any, variant: Variant, rows: Sequence[Row]
-    ) -> Any:
-        """The bucket to use; a bucket that would fit better is compiled in the background, for later calls."""
-        shape = self._serving(kind, wanted, variant, rows)
-        if shape != wanted:
-            key = (kind.name, wanted, variant)
-            self._background.compile(key, lambda: self._ahead(kind, wanted, variant))
-        return shape
+    def _step_program(
+        self, kind: StepKind, bucket: Any, variant: Variant, rows: Sequence[Row]
+    ) -> StepKey:
+        """The program to use for rows that fit into a bucket; one that fits better is compiled in the background."""
+        own = StepKey(kind.name, bucket, variant)
+        key = self.serving.choose(kind, *own[1:], rows)
+        if key != own and (better := self.serving.stood_in(kind, own, key, rows)):
+            self._compile_ahead(better)
+        return key
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -238,8 +214,8 @@ class Runner:
                         )
                     if row.begins and "history" in self.specs.drafting:
                         self._load_history(row.row, row.sequence.prompt)
-                variant = kind.variant(rows)
-                shape = self._step_shape(kind, kind.bucket(rows, shape), variant, rows)
+                asked = kind.variant(rows)
+                _, shape, variant = self._step_program(kind, kind.bucket(rows, shape), asked, rows)
                 made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
                 pooled = self._pooled_hidden(kind, rows, made.hidden)
@@ -252,45 +228,47 @@ class Runner:
 
         Steps come in the order in which they run.
         """
-        needed: list[tuple] = [("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))]
+        needed: list[tuple] = [("write_slots",)] * bool(plan.new_slots)
         if plan.moves:
             needed += [("move_row",)] + [("move_adjust",)] * (self.adjust is not None)
         shape = None
         for kind in self.kinds:
             for rows in filter(None, kind.foreseen(plan)):
-                variant = kind.variant(rows)
-                shape = self._serving(kind, kind.bucket(rows, shape), variant, rows)
-                needed.append((kind.name, shape, variant))
+                key = self.serving.choose(kind, kind.bucket(rows, shape), kind.variant(rows), rows)
+                shape = key.bucket
+                needed.append(key)
         known = self._executables
         return [k for k in dict.fromkeys(needed) if k not in known or not known[k].compiled]
 
     def _compile_beside(self, missing: Sequence[tuple]) -> None:
         """Has all but the first of the steps that a plan lacks compiled beside that one, which its dispatch compiles.
 
-        Not on an accelerator, where two compilers would disturb each other, nor with coarse shapes, where a larger
-        program serves.
+        So are the steps that other requests will need, if there are many. Not on an accelerator, where two compilers
+        would disturb each other, nor with coarse shapes, where a larger program serves.
         """
         if self._platform != "cpu" or self.engine.shapes == "coarse":
             return
         steps = [key for key in missing if key[0] in self._by_name]
-        for name, *of in steps[1:]:
-            self._background.compile(
-                (name, *of), functools.partial(self._ahead, self._by_name[name], *of)
-            )
+        for key in steps[1:]:
+            self._compile_ahead(StepKey(*key))
+        if not (steps and self.serving.thrifty):
+            return
+        self.executable(*steps[0])  # now it is known, and can be chosen for others
+        for kind in self.kinds:
+            for bucket in sorted(kind.expected(self.serving.requests), reverse=True):
+                self._compile_ahead(self.serving.choose(kind, bucket, PLAIN, []))
 
-    def _slot_sizes(self, count: int) -> list[int]:
-        """The sizes of the dispatches that write `count` slots."""
-        sizes = padded_shapes(self.engine).slot_writes
-        parts = [min(sizes[-1], count - begin) for begin in range(0, count, sizes[-1])]
-        return [next(size for size in sizes if size >= part) for part in parts]
+    def _compile_ahead(self, key: StepKey) -> None:
+        kind = self._by_name[key.kind]
+        self._background.compile(key, functools.partial(self._ahead, kind, *key[1:]))
 
     def _write_slots(self, new_slots: list) -> None:
-        for size in self._slot_sizes(len(new_slots)):
-            part, new_slots = new_slots[:size], new_slots[size:]
-            part = part + [part[-1]] * (size - len(part))
+        write = self.executable("write_slots")
+        for begin in range(0, len(new_slots), SLOT_WRITES):
+            part = new_slots[begin : begin + SLOT_WRITES]
+            part = part + [part[-1]] * (SLOT_WRITES - len(part))
             ids = np.array([slot for slot, _ in part], np.int32)
             frames = np.stack([frames for _, frames in part])
-            write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 
     def _move_row(self, source: int, target: int) -> None:
@@ -356,8 +334,7 @@ class Runner:
         """Packs rows and dispatches one step; returns what the step makes beside the state."""
         run, args = self._call(kind, shape, rows, rest, variant)
         self.state, adjust, made = run(*args)
-        # No other program could take its place, so all requests may run it.
-        self._since.setdefault((kind.name, shape, variant), 0)
+        self.serving.ran(StepKey(kind.name, shape, variant))
         if variant.adjusts:
             self.adjust = adjust
         return made
@@ -398,10 +375,7 @@ class Runner:
             jobs += [("load_history", functools.partial(self._load_history, sink, []))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
-            jobs += [
-                (f"write_slots {n}", functools.partial(self._write_slots, [empty_slot] * n))
-                for n in padded_shapes(self.engine).slot_writes
-            ]
+            jobs += [("write_slots", functools.partial(self._write_slots, [empty_slot]))]
         steps = self._warm_steps(logprobs, adjusts)
         if any(variant.adjusts for *_, variant in steps):
             empty = np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)

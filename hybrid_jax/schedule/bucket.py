@@ -2,8 +2,8 @@
 
 A wide page table costs only the bytes of its int32 entries, because attention walks no further than the rows' own
 lengths. The number of steps in a decode loop is data; its bucket only gives the room for results. A fork is compiled
-once for each row count of the prefill that it follows. Exact mode has one shape for everything. `EngineConfig.shapes`
-says how many shapes there are:
+once, because the logits of a prefill are padded to the most rows that any prefill has. Exact mode has one shape for
+everything. `EngineConfig.shapes` says how many shapes there are:
 
 - "fine" is for a CPU, where a program compiles in seconds. A prefill dispatch has 1, 4, 16, ... rows, up to max_rows.
   It has grain, 4 grain, 8 grain, ... tokens per row, up to prefill_tokens, with rows x tokens within the budget. Decode
@@ -12,8 +12,7 @@ says how many shapes there are:
 - "coarse" is for a GPU, where a program compiles in half a minute, and where a step of few tokens takes as long as
   reading the weights. A prefill dispatch has 1 row of 8192, 2048, 512 or 128 tokens (a quarter at a time), or 4 rows of
   the short sizes. A prompt is cut so that little of its last chunk is padding (`first_chunk`). Decode has 1 row, 64
-  rows, or max_rows. Page tables have one width. All forks have one shape, because the logits of a prefill are padded to
-  the most rows that any prefill has.
+  rows, or max_rows. Page tables have one width.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from enum import IntEnum
 from hybrid_jax.config import EngineConfig
 
 SMALLEST_WIDTH = 256
+# Slots that one dispatch writes to the device's table. Padding costs next to nothing.
+SLOT_WRITES = 64
 # For coarse shapes.
 SHORTEST_CHUNK = 128
 SEVERAL_ROWS = 4  # rows of a prefill dispatch that has more than one
@@ -95,7 +96,7 @@ class Shapes:
         prefill_rows, prefill_tokens: rows of prefill dispatches, and tokens per row, ascending. The last number of
             tokens is the longest chunk.
         decode_steps: room for steps of decode dispatches.
-        slot_writes: slots that one dispatch writes to the device's table, ascending.
+        logits_rows: lines of the logits that a prefill hands on to a fork, whatever its rows.
         forks: whether siblings fork.
     """
 
@@ -112,15 +113,11 @@ class Shapes:
         self.prefill_tokens = tuple(sorted({tokens for _, tokens in self.prefill}))
         self.decode_rows = tuple(sorted(decode_rows))
         self.decode_steps, self._grain = engine.steps_per_dispatch, engine.grain
-        self.slot_writes = (64,) if engine.shapes == "coarse" else (1, 8, 64)
+        self.logits_rows = self.prefill_rows[-1]
 
     def widths(self, max_pages: int) -> tuple[int, ...]:
         """Page-table widths, ascending; (1,) for a model without attention."""
         return (max(max_pages, 1),)
-
-    def logits_rows(self, rows: int) -> int:
-        """Rows of the logits that a prefill of `rows` rows hands on to a fork."""
-        return rows
 
     def first_chunk(self, num_tokens: int) -> int:
         """How long the first chunk is when one row has `num_tokens` to compute: all of them, or a whole shape."""
@@ -211,9 +208,6 @@ class CoarseShapes(Shapes):
         budget = min(engine.prefill_tokens, TOKENS_OF_SEVERAL)
         decode_rows = {1, min(MIDDLE_ROWS, engine.max_rows), engine.max_rows}
         super().__init__(engine, _within(budget, rows, tokens), decode_rows)
-
-    def logits_rows(self, rows: int) -> int:
-        return self.prefill_rows[-1]
 
     def first_chunk(self, num_tokens: int) -> int:
         sizes = self.prefill_tokens

@@ -49,7 +49,7 @@ class Request:
             log-probability is needed. What lies before it may come from the prefix cache.
         pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, or the "mean".
         reads_only: only numbers of its prompt are wanted. One token is drawn all the same, and needs no room.
-        generation: its steps run on programs of this generation or older ones (`Runner.begin`).
+        generation: its steps run on programs of this generation or older ones (`Serving.begin`).
         output: tokens generated so far; they survive preemption.
         num_reported: how many of these the engine's caller has been told of.
         logprobs: one entry per output token, if asked for.

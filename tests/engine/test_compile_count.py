@@ -10,7 +10,6 @@ import pytest
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
-from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
 
@@ -73,10 +72,18 @@ def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool 
 @pytest.mark.parametrize("exact", [False, True])
 def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     engine = tiny_engine(exact=exact)
+    runner = engine.runner
+    # What would be compiled in the background is compiled at once, so that it can be counted.
+    runner._background.compile = lambda key, prepare: prepare()()
     run_traffic(engine, num_requests=12, seed=0)
     run_traffic(engine, num_requests=3, seed=1, logprobs=True)
-    runner = engine.runner
     assert runner.num_traces == len(runner._executables) == engine.stats()["num_traces"]
+    # What fits is compiled while larger programs serve, and then nothing more.
+    for _ in range(4):
+        before = runner.num_traces
+        run_traffic(engine, num_requests=12, seed=0)
+        assert runner.num_traces == len(runner._executables)
+    assert runner.num_traces == before
     kinds = collections.Counter(kind for kind, *_ in runner._executables)
     assert set(kinds) <= KINDS
     steps = [key for key in runner._executables if len(key) == 3]
@@ -85,10 +92,7 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     assert {key[2].num_logprobs > 0 for key in steps} == ({True} if exact else {False, True})
     assert len(steps) == 1 or not exact
     if not exact:
-        assert kinds["prefill"] > 2 and kinds["decode"] > 2 and kinds["fork"] > 1
-    before = runner.num_traces
-    run_traffic(engine, num_requests=12, seed=0)
-    assert runner.num_traces == before
+        assert kinds["prefill"] > 2 and kinds["decode"] > 2 and kinds["fork"] >= 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"exact": True}], ids=["default", "exact"])
@@ -100,7 +104,7 @@ def test_nothing_is_traced_after_a_warmup(settings):
     moves = 3 if engine.engine_config.exact else 1
     assert (
         count
-        == moves + len(shapes_of(engine.engine_config).slot_writes) + len(shapes)
+        == moves + 1 + len(shapes)  # and one that writes slots
         == engine.runner.num_traces
     )
     assert names[0] == "move_row"

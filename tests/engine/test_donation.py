@@ -32,12 +32,11 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
-from hybrid_jax.engine.steps.exact import WHOLE
-from hybrid_jax.engine.steps.kind import Variant
+from hybrid_jax.engine.steps.kind import WHOLE, Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
-from hybrid_jax.schedule.bucket import AfterCut
+from hybrid_jax.schedule.bucket import SLOT_WRITES, AfterCut
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
@@ -177,7 +176,7 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
     if kind == "load_history":
         return state, struct(), struct(state.drafting["history"].shape[1])
     if kind == "write_slots":
-        return state, struct(*key), struct(*key, runner.model.geometry.state_frames)
+        return state, struct(SLOT_WRITES), struct(SLOT_WRITES, runner.model.geometry.state_frames)
     shape, variant = key
     adjust = adjust_struct(runner) if variant.adjusts else None
     size = runner.layout(kind, shape, adjusts=variant.adjusts).size
@@ -259,11 +258,11 @@ CASES = {
     "prefill_rows_attention_last": ("MA", "float32", "prefill", 4, 32),
     "prefill_attention": ("AA", "float32", "prefill", 1, 32),
     "prefill_adjusted": ("MA", "float32", "prefill", 4, 32),
-    "fork_adjusted": ("MAM", "float32", "fork", 4, None),
-    "fork": ("MAM", "float32", "fork", 1, None),
-    "fork_logprobs": ("MAM", "bfloat16", "fork", 4, None),
+    "fork_adjusted": ("MAM", "float32", "fork", 8, None),
+    "fork": ("MAM", "float32", "fork", 8, None),
+    "fork_logprobs": ("MAM", "bfloat16", "fork", 8, None),
     "fork_attention": ("AA", "float32", "fork", 8, None),
-    "fork_recurrent": ("M", "float32", "fork", 4, None),
+    "fork_recurrent": ("M", "float32", "fork", 8, None),
     "exact": ("MAM", "float32", "exact", 8, 32),
     "decode_side_by_side": ("PP", "float32", "decode", 8, None),
     "decode_side_by_side_attention_first": ("QQ", "float32", "decode", 8, None),
@@ -277,7 +276,7 @@ CASES = {
     "decode_cut_shared": ("MA!MAMA", "float32", "decode", 8, None),
     "decode_cut_one_row": ("MD|DG", "bfloat16", "decode", 1, None),
     "exact_cut_shared": ("MA!MAMA", "float32", "exact", 8, 32),
-    "fork_cut": ("MA|MA", "float32", "fork", 4, None),
+    "fork_cut": ("MA|MA", "float32", "fork", 8, None),
     "decode_fp8": ("MA|MA", "fp8", "decode", 8, None),
     "decode_fp8_one_row": ("A", "fp8", "decode", 1, None),
     "prefill_fp8": ("MAM", "fp8", "prefill", 4, 128),
@@ -285,7 +284,7 @@ CASES = {
     "exact_fp8": ("MAM", "fp8", "exact", 8, 32),
     "exact_one_of_a_kind": ("DA", "float32", "exact", 8, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
-    "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
+    "fork_two_shapes": ("MNBAN", "float32", "fork", 8, None),
     "decode_other_kinds": ("DJCGSJD", "float32", "decode", 8, None),
     "decode_other_kinds_bfloat16": ("MJCAD", "bfloat16", "decode", 8, None),
     "prefill_other_kinds": ("DJCGSJD", "float32", "prefill", 4, 32),
@@ -293,7 +292,7 @@ CASES = {
     "prefill_rows_other_side_by_side": ("RTR", "float32", "prefill", 4, 32),
     "decode_other_side_by_side": ("RTR", "float32", "decode", 8, None),
     "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
-    "fork_other_kinds": ("DJCGSJD", "float32", "fork", 4, None),
+    "fork_other_kinds": ("DJCGSJD", "float32", "fork", 8, None),
     # Windows of these do not read the arena, so nothing else orders them after a fold.
     "decode_carried": ("JJ", "float32", "decode", 8, None),
     "decode_columns": ("SS", "float32", "decode", 8, None),
@@ -408,7 +407,7 @@ def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
 def test_steps_beside_it_update_its_state_in_place_too(pattern, speculation, kind, tokens):
     """They write down the tokens that they draw, and run the layers that draft."""
     runner = make_runner(pattern, speculation=speculation)
-    check(runner, kind, shape_of(runner, kind, 4 if kind != "decode" else 8, tokens), Variant())
+    check(runner, kind, shape_of(runner, kind, 4 if kind == "prefill" else 8, tokens), Variant())
 
 
 @pytest.mark.parametrize("speculation", [pytest.param(HEAD, marks=left_to_all), SECOND])
@@ -441,8 +440,7 @@ def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner(speculation=SPECULATION)
     check(runner, "move_row")
     check(runner, "load_history")
-    for count in bucket.shapes_of(runner.engine).slot_writes:
-        check(runner, "write_slots", count)
+    check(runner, "write_slots")
 
 
 def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():

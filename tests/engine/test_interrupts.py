@@ -18,6 +18,7 @@ from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Pending, Runner
+from hybrid_jax.engine.serving import Serving
 from hybrid_jax.engine.steps import kind as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
@@ -38,7 +39,8 @@ TURN = (
     Runner.execute,
     Runner._dispatch,
     Runner._write_slots,
-    Runner._step_shape,
+    Runner._step_program,
+    *(Serving.choose, Serving.begin, Serving.stood_in),
     Runner._run,
     Runner._call,
     StepKind.variant,

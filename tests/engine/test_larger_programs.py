@@ -1,4 +1,4 @@
-"""Coarse shapes: a larger compiled program serves while the one that would fit is compiled in the background.
+"""A larger compiled program serves while the one that would fit is compiled in the background.
 
 What a call may run is fixed when it begins.
 """
@@ -162,11 +162,22 @@ def test_a_busy_engine_takes_what_was_compiled_in_the_background(engine):
     assert (1, 128) in shapes[-8:] and (1, 512) not in shapes[-8:]
 
 
-def test_fine_shapes_are_compiled_when_they_are_needed():
+def test_with_fine_shapes_a_later_request_waits_for_what_fits():
+    """So its programs do not depend on how long compiling takes."""
     engine = tiny_engine(max_rows=1, prefill_tokens=128)
     generate(engine, length=120)
     assert compiled(engine) == {(1, 128), (1, 1)}
-    generate(engine, length=5)
+    ran, run = [], engine.runner._run
+    engine.runner._run = lambda kind, shape, *rest: (
+        ran.append(sizes(shape)),
+        run(kind, shape, *rest),
+    )[1]
+    want = generate(tiny_engine(max_rows=1, prefill_tokens=32), length=5)
+    for fits in ((1, 128), (1, 32), (1, 32)):
+        ran.clear()
+        engine.reset_prefix_cache()
+        assert generate(engine, length=5) == want
+        assert ran[0] == fits
     assert compiled(engine) == {(1, 128), (1, 32), (1, 1)}
     engine.close()
 

@@ -157,6 +157,9 @@ class FakeEngine:
     def watch_compiling(self, listener):
         self.listener = listener
 
+    def expect_everything(self):
+        self.expects_everything = True
+
     def compile_seconds(self):
         return self.compiled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import pytest
 
@@ -45,6 +46,62 @@ def test_the_command_writes_the_file_and_says_so_on_stderr(command, files):
     assert (code, out) == (0, "")
     assert err.startswith(f"hybrid-jax: {files[1]}: 1 lines, 0 errors; 9 new tokens, ")
     assert sorted(os.listdir(files[1].parent)) == ["in.jsonl", "out.jsonl"]
+
+
+class CompilingEngine(FakeEngine):
+    """Compiles for five seconds before its first step, by a clock that goes on by as much."""
+
+    clock = [0.0]
+
+    def step(self):
+        if not self.compiled:
+            self.compiled = 5.0
+            self.clock[0] += 5.0
+        return super().step()
+
+
+def test_the_summary_says_how_long_compiling_took_and_the_rate_leaves_it_out(
+    make_llm, files, monkeypatch
+):
+    monkeypatch.setattr(starting, "Engine", CompilingEngine)
+    real = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + CompilingEngine.clock[0])
+    llm = make_llm(quiet=True)
+    summary = run_batch(*files, llm)
+    assert summary.compile_s == 5.0 == llm.compile_s == summary.as_dict()["compile_s"]
+    assert summary.seconds > 5
+    assert summary.tokens_per_s > 9 / 5
+    assert "/s without compiling; 5." in str(summary) and "s, 5.0 s of them compiling;" in str(
+        summary
+    )
+    files[1].unlink()
+    again = run_batch(*files, llm)
+    assert again.compile_s == 0 and "compiling" not in str(again)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"logprobs": 2},
+        {"presence_penalty": 0.5},
+        {"logit_bias": {"65": 2.0}},
+        {"bad_words": ["x"]},
+        None,
+    ],
+)
+def test_the_engine_knows_beforehand_if_a_line_asks_for_more_than_tokens(
+    make_llm, files, monkeypatch, asks
+):
+    """Also where that line runs last."""
+    monkeypatch.setattr(starting, "Engine", FakeEngine)
+    known_at = []
+    monkeypatch.setattr(
+        FakeEngine, "expect_everything", lambda engine: known_at.append(len(engine.added))
+    )
+    lines = [line(f"{n}", prompt=chr(65 + n // 10) * 40 + str(n % 10)) for n in range(90)]
+    write(files[0], [*lines, line("last", prompt="~", **(asks or {}))])
+    run_batch(*files, make_llm(quiet=True, max_rows=1))
+    assert known_at == ([] if asks is None else [0])
 
 
 def test_the_command_prints_one_object(command, files):

@@ -190,9 +190,14 @@ def shapes_of(tree: Any) -> Any:
 
 
 class Background:
-    """A thread that compiles programs that would have fitted better. The process waits for the one being compiled."""
+    """Threads that compile programs beside the engine. The process waits for those being compiled.
 
-    def __init__(self) -> None:
+    Args:
+        threads: how many programs are compiled at the same time at most.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._begun: set[Hashable] = set()
 
@@ -207,7 +212,8 @@ class Background:
             return
         self._begun.add(key)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax-compile-background")
+            name = "hybrid_jax-compile-background"
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=name)
         self._pool.submit(_logged, prepare())
 
     def close(self) -> None:

@@ -167,6 +167,10 @@ class Decode(StepKind):
     def cost(self, bucket: DecodeBucket) -> tuple[int, int]:
         return 1, 64 * bucket.rows
 
+    def work(self, bucket: DecodeBucket, rows: Sequence[DecodeRow | PrefillRow]) -> tuple[int, int]:
+        steps = max((row.num_steps for row in rows if isinstance(row, DecodeRow)), default=1)
+        return (num_tokens := steps * bucket.rows * bucket.tokens), num_tokens
+
     def static(self, bucket: DecodeBucket) -> Mapping[str, int]:
         return {"max_steps": bucket.steps}
 

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, kept, pack, rings, walk
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
+from hybrid_jax.engine.steps.kind import WHOLE, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.verify import (
     Window,
     judge,
@@ -30,8 +29,6 @@ from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
 from hybrid_jax.state import Model, State
-
-WHOLE = Variant(num_logprobs=MAX_LOGPROBS, adjusts=True)
 
 
 @dataclass(frozen=True, order=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,8 +15,8 @@ from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.prefill import first_tokens
-from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import ForkRow, Plan
+from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, State
 
 
@@ -82,11 +82,14 @@ class Fork(StepKind):
     def buckets(self) -> list[ForkBucket]:
         if self.engine.max_rows == 1:
             return []
-        counts = {self.shapes.logits_rows(rows) for rows in self.shapes.prefill_rows}
-        return [ForkBucket(count) for count in sorted(counts)]
+        return [ForkBucket(self.shapes.logits_rows)]
 
-    def bucket(self, rows: Sequence[ForkRow], before: PrefillBucket) -> ForkBucket:
-        return ForkBucket(self.shapes.logits_rows(before.rows))
+    def bucket(self, rows: Sequence[ForkRow], before: object) -> ForkBucket:
+        return ForkBucket(self.shapes.logits_rows)
+
+    def expected(self, requests: Iterable[Request]) -> set[ForkBucket]:
+        several = any(request.sample_index for request in requests)
+        return set(self.buckets()) if several else set()
 
     def cost(self, bucket: ForkBucket) -> tuple[int, int]:
         return 0, bucket.rows

@@ -18,7 +18,7 @@ from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import NOT_FINITE, Sampled
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
-from hybrid_jax.schedule.request import TokenLogprobs
+from hybrid_jax.schedule.request import Request, TokenLogprobs
 from hybrid_jax.state import Model
 
 
@@ -34,6 +34,10 @@ class Variant:
     num_logprobs: int = 0
     adjusts: bool = False
 
+    def covers(self, other: Variant) -> bool:
+        """Whether it computes all that another one does."""
+        return self.num_logprobs >= other.num_logprobs and self.adjusts >= other.adjusts
+
     @property
     def suffix(self) -> str:
         """The end of such a program's name."""
@@ -41,6 +45,7 @@ class Variant:
 
 
 PLAIN = Variant()
+WHOLE = Variant(num_logprobs=MAX_LOGPROBS, adjusts=True)
 
 
 class Made(NamedTuple):
@@ -116,6 +121,10 @@ class StepKind(abc.ABC):
             before: the bucket of the previous dispatch of the plan, or None.
         """
 
+    def expected(self, requests: Iterable[Request]) -> set[Any]:
+        """Buckets that requests which have not begun will need, as far as their prompts say."""
+        return set()
+
     def larger(self, bucket: Any) -> list[Any]:
         """Buckets that can do the work of another, the cheapest first."""
         fits = [
@@ -126,9 +135,17 @@ class StepKind(abc.ABC):
         ]
         return sorted(fits, key=lambda other: (np.prod(astuple(other), dtype=object), other))
 
+    def smaller(self, bucket: Any) -> list[Any]:
+        """Buckets whose work another can do."""
+        return [other for other in self.buckets() if bucket in self.larger(other)]
+
     def cost(self, bucket: Any) -> tuple[int, int]:
         """Orders buckets: the larger the cost, the more other buckets it can replace."""
         return 1, bucket.rows
+
+    def work(self, bucket: Any, rows: Sequence[Any]) -> tuple[int, int]:
+        """Tokens that go through the layers in a dispatch of these rows, padding included, and lines of logits."""
+        return 0, 0
 
     def static(self, bucket: Any) -> Mapping[str, int]:
         """Further keywords of the device function, beside model, layout and num_logprobs."""
@@ -136,22 +153,35 @@ class StepKind(abc.ABC):
 
     # --- variants ---------------------------------------------------------------------------------
 
+    @property
+    def all_variants(self) -> list[Variant]:
+        """The variants that there are, those that compute less first.
+
+        On a CPU there are two, because there a step branches past what no row asks for.
+        """
+        if self.model.sampler == "xla":
+            return [PLAIN, WHOLE]
+        return [Variant(count, adjusts) for adjusts in (False, True) for count in (0, MAX_LOGPROBS)]
+
     def variant(self, rows: Sequence[Row]) -> Variant:
-        """What these rows ask for."""
+        """The first variant that computes all that these rows ask for."""
         drawn = [row.request for row in rows if row.samples]
         logprobs = any(request.params.logprobs is not None for request in drawn)
-        return Variant(
+        asked = Variant(
             num_logprobs=MAX_LOGPROBS if logprobs else 0,
             adjusts=any(request.adjusts_logits for request in drawn),
         )
+        return next(variant for variant in self.all_variants if variant.covers(asked))
 
     def variants(self, *, logprobs: bool, adjusts: bool) -> list[Variant]:
-        """The variants to warm up, with log-probabilities and with adjusted logits if these are asked for."""
-        return [
-            Variant(count, adjusting)
-            for adjusting in (False, True)[: 1 + adjusts]
-            for count in (0, MAX_LOGPROBS)[: 1 + logprobs]
-        ]
+        """The variants to warm up, with log-probabilities and with adjusted logits if these are asked for.
+
+        On a CPU one variant serves all rows.
+        """
+        most = Variant(MAX_LOGPROBS if logprobs else 0, adjusts)
+        if self.model.sampler == "xla":
+            return [next(variant for variant in self.all_variants if variant.covers(most))]
+        return [variant for variant in self.all_variants if most.covers(variant)]
 
     # --- rows -------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import AfterCut, PrefillBucket
 from hybrid_jax.schedule.plan import Plan, PrefillRow
+from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, State
 
 
@@ -132,6 +133,20 @@ class Prefill(StepKind):
             after_cut=self._after_cut(rows),
         )
 
+    def expected(self, requests: Iterable[Request]) -> set[PrefillBucket]:
+        found = set()
+        for num_tokens in {len(request.prompt) for request in requests}:
+            first = self.shapes.first_chunk(num_tokens)
+            found.add(
+                self.shapes.prefill_bucket(
+                    num_rows=self.shapes.prefill_of(first)[1][-1],
+                    num_tokens=first,
+                    num_pages=self.model.geometry.num_pages(num_tokens),
+                    max_pages=self.max_pages,
+                )
+            )
+        return found
+
     def _after_cut(self, rows: Sequence[PrefillRow]) -> AfterCut:
         """Hidden states of a prompt's tokens need all layers for all of them."""
         whole = any(row.reads for row in rows)
@@ -142,8 +157,11 @@ class Prefill(StepKind):
     def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
         return 1, bucket.rows * bucket.tokens
 
+    def work(self, bucket: PrefillBucket, rows: Sequence[PrefillRow]) -> tuple[int, int]:
+        return bucket.rows * bucket.tokens, bucket.rows
+
     def static(self, bucket: PrefillBucket) -> Mapping[str, int]:
-        return {"logits_rows": self.shapes.logits_rows(bucket.rows), "after_cut": bucket.after_cut}
+        return {"logits_rows": self.shapes.logits_rows, "after_cut": bucket.after_cut}
 
     def dispatches(self, plan: Plan) -> list[list[PrefillRow]]:
         return [plan.prefill]
