@@ -41,6 +41,8 @@ _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _LINE_ENDS = r"\n\r\x{2028}\x{2029}"
 # Letters that a search without case also takes for an ASCII letter, in one dialect or the other.
 _ALSO_CASES = r"\x{130}\x{131}\x{17f}\x{212a}"
+# To Python, a text may also end before its last line end.
+WIDE_END = r"\n?$"
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~")
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(?:(,)(\d*))?\}")
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
@@ -148,7 +150,7 @@ class _Writer:
             return ")"
         if char in "|^$":
             self.may_repeat = False
-            return char
+            return WIDE_END if char == "$" and self.wide else char
         if char == ".":
             return self._dot()
         return self._plain(char)

