@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent / "reference" / "command_line.md"
 HEAD = """# Command line
 
 `hybrid-jax COMMAND --help` shows the same as this page. `python -m hybrid_jax` is the same program. Exit codes are in
-[environment.md](environment.md#exit-codes).
+[Environment variables and exit codes](environment.md#exit-codes).
 
 To complete commands and options by the tab key, run `hybrid-jax --install-completion` once, and open a new shell. It
 knows bash, zsh, fish and PowerShell.

@@ -66,7 +66,7 @@ MTP = """
 ## Heads that predict several tokens
 
 Some checkpoints have a head for multi-token prediction. An engine with `speculation="mtp"` reads it and drafts with it
-([speculation.md](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the head
+([Speculative decoding](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the head
 of a checkpoint that has none is an error.
 
 One head is supported. For each further token it runs again, on its own last output. A checkpoint with a second head
@@ -79,7 +79,7 @@ KNOWN_HEAD = """
 
 `inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that
 have both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` comes with
-weights ([bundled_model.md](bundled_model.md)). `LLM()` without a name runs another model in the package, a
+weights ([The bundled models](bundled_model.md)). `LLM()` without a name runs another model in the package, a
 `granitemoehybrid`.
 
 The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -
@@ -124,7 +124,7 @@ assert len(output.outputs[0].token_ids) == 8
 ```
 """
 NOTES = {
-    "llama_swiftkv": "Llama with a cut: prompts skip the later layers ([swiftkv.md](swiftkv.md))",
+    "llama_swiftkv": "Llama with a cut: prompts skip the later layers ([models with a cut](swiftkv.md))",
     "qwen2": "also Qwen2.5; biases on q, k, v",
     "qwen2_swiftkv": "Qwen2 with a cut",
     "mamba2": "also Codestral Mamba",
