@@ -48,7 +48,12 @@ AOT_VENV := $(if $(OTHER),$(OTHER_VENV),$(VENV))
 # program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
-.PHONY: help demo docs check check-fast check-more test test-all checks test-numeric test-engine \
+# transformers and torch, for answers that tests compare with. `make test` reads those that are committed.
+PARITY_VENV := .venv-parity
+ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.surface.chat_goldens
+ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/surface/test_chat_forms.py
+
+.PHONY: help demo docs parity check check-fast check-more test test-all checks test-numeric test-engine \
 	test-surface test-as-users test-aot test-triton test-other lint format clean
 
 help:
@@ -58,6 +63,7 @@ help:
 	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
+	@echo "make parity  ask transformers again what it makes of files, fields and chats, and compare"
 	@echo "make docs    build the documentation site into site/; runs the notebooks that have changed"
 	@echo "make clean   remove $(VENV) and caches"
 
@@ -65,6 +71,11 @@ docs: $(VENV)/.installed-test
 	$(BIN)/python docs/command_line.py
 	$(BIN)/python docs/notebooks.py
 	$(BIN)/zensical build --strict
+
+parity: $(PARITY_VENV)/.installed
+	for part in $(ANSWERS); do $(PARITY_VENV)/bin/python -m $$part || exit 1; done
+	$(PARITY_VENV)/bin/$(PYTEST) $(ANSWERED)
+	@git diff --stat -- tests/parity tests/surface
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -140,6 +151,11 @@ $(OTHER_VENV)/.installed-test: pyproject.toml
 	$(OTHER_VENV)/bin/$(PIP) --upgrade --editable '.[test]' 'jax<=$(OTHER_JAX)'
 	@touch $@
 
+$(PARITY_VENV)/.installed: pyproject.toml
+	test -d $(PARITY_VENV) || $(PYTHON) -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/$(PIP) --editable '.[parity,test]'
+	@touch $@
+
 # Only what compiles: jax's plugin and its runtime, of the version of jax, and Triton where jax-triton runs.
 $(AOT_VENV)/.installed-aot: $(AOT_VENV)/.installed-test
 	version=$(if $(OTHER),$(AOT_JAX),$$($(BIN)/python -c 'import jax; print(jax.__version__)')) && \
@@ -149,4 +165,4 @@ $(AOT_VENV)/.installed-aot: $(AOT_VENV)/.installed-test
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHER_VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(OTHER_VENV) $(PARITY_VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
