@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import random
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hybrid_jax.api.progress_bar import progress_of, show_compiling, someone_looks
+from hybrid_jax.process.importing import undisturbed
 from hybrid_jax.process.streams import Forgiving, encoding_of, is_terminal, say
 
 
@@ -88,3 +91,19 @@ def test_what_is_said_never_goes_to_stdout(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", None)
     say("a word")
     assert capsys.readouterr().out == ""
+
+
+def test_imports_draw_no_number_of_the_callers_and_close_nothing(monkeypatch):
+    random.seed(1)
+    np.random.seed(1)
+    wanted = random.random(), np.random.random()
+    random.seed(1)
+    np.random.seed(1)
+    stdout = Broken()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with undisturbed():
+        assert sys.stdout.isatty() is False
+        print("a library speaks", random.random(), np.random.random())
+    assert sys.stdout is stdout
+    monkeypatch.undo()
+    assert (random.random(), np.random.random()) == wanted

@@ -36,7 +36,8 @@ from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
-from hybrid_jax.process.streams import mended_stdout, say
+from hybrid_jax.process.importing import undisturbed
+from hybrid_jax.process.streams import say
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.given_tokenizer import TokenizerLike, as_tokenizer
@@ -684,6 +685,6 @@ class LLM:
 
 def _starting() -> ModuleType:
     """The module that makes an engine. It loads jax."""
-    with mended_stdout():
+    with undisturbed():
         from hybrid_jax.api import starting
     return starting

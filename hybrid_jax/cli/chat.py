@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybrid_jax.byte_sizes import counted
-from hybrid_jax.cli.exits import for_terminal, write
+from hybrid_jax.cli.exits import for_terminal, typed, write
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import (
     ModelOptions,
@@ -60,6 +60,7 @@ def chat(
     llm = LLM(engine.model, quiet=True, **engine.for_llm())
     check_template(tokenizer_of(llm, engine, "chat"), template, engine, "chat")
     params = sampling.params(llm.get_default_sampling_params(), form)
+    system = None if system is None else typed(system)
     talk = Talk(llm, params, system=system, template=template)
     if is_terminal(sys.stdin):
         with suppress(ImportError):

@@ -24,6 +24,7 @@ VALID = re.compile(
     r"Input should be a valid (integer|number)(?:, unable to parse string as an? \w+)?"
 )
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line ends
+KEPT_BYTES = re.compile("[\udc80-\udcff]")
 A = {"integer": "an integer", "number": "a number"}
 UTF_8 = ("utf-8", "utf8")  # how Python writes it
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
@@ -103,6 +104,11 @@ def read_stdin(where: str) -> str:
     if sys.stdin is None:
         raise ValueError(f"{where}: stdin is closed, but a prompt should be read from it")
     return sys.stdin.read()
+
+
+def typed(text: str) -> str:
+    """A text that was typed as an argument: UTF-8, also in a locale without it, where Python keeps its bytes."""
+    return os.fsencode(text).decode(errors="surrogateescape") if KEPT_BYTES.search(text) else text
 
 
 def text_of(option: str, path: Path) -> str:

@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hybrid_jax.cli.exits import JsonOption, for_terminal, note, read_stdin, write, write_json
+from hybrid_jax.cli.exits import (
+    JsonOption,
+    for_terminal,
+    note,
+    read_stdin,
+    typed,
+    write,
+    write_json,
+)
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import (
     ModelOptions,
@@ -69,7 +77,7 @@ def generate(
         raise ValueError("--logprobs and --prompt-logprobs are shown by --json only; add it")
     if not chat and (system is not None or chat_template is not None):
         raise ValueError("--system and --chat-template are for conversations; add --chat")
-    texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
+    texts = [read_stdin("generate") if prompt == "-" else typed(prompt) for prompt in prompts]
     form, template = sampling.form(), template_of(chat_template)
     llm = LLM(engine.model, quiet=not stats, **engine.for_llm())
     more = {"n": n, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
@@ -80,7 +88,7 @@ def generate(
     if n > 1 and params.greedy:
         note("note: at temperature 0 the completions of a prompt are all the same")
     if chat:
-        opening = [] if system is None else [{"role": "system", "content": system}]
+        opening = [] if system is None else [{"role": "system", "content": typed(system)}]
         conversations = [[*opening, {"role": "user", "content": text}] for text in texts]
         read = [llm.render_chat(messages, chat_template=template) for messages in conversations]
     else:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
 
@@ -67,20 +66,6 @@ class Forgiving(io.TextIOBase):
 def forgiving(stream: Any) -> TextIO:
     """A stream for libraries that write on it."""
     return cast(TextIO, Forgiving(stream))
-
-
-@contextmanager
-def mended_stdout() -> Iterator[None]:
-    """While jax is imported: it asks stdout whether it is a terminal, and cannot be imported if that fails."""
-    given = sys.stdout
-    try:
-        hasattr(given, "isatty") and given.isatty()
-    except Exception:
-        sys.stdout = forgiving(given)
-    try:
-        yield
-    finally:
-        sys.stdout = given
 
 
 def say(text: str, *, end: str = "\n", to: Any = None) -> None:

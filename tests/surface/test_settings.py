@@ -81,7 +81,7 @@ from hybrid_jax.process.own_settings import OWN
 def others(names):
     from jax._src import config
     for name in names:
-        if name not in config.config_states:
+        if name not in config.config_states or name not in jax.config.meta:
             continue
         _, _, more = jax.config.meta[name]
         own = jax.config.values[name]
@@ -277,8 +277,7 @@ PROCESS = {
     "traced_memory": Setting(python=("-X", "tracemalloc")),
     "no_arguments": Setting(first="sys.argv = []"),
     "an_exit_that_fails": Setting(
-        last="import atexit, logging; logging.raiseExceptions = False\n"
-        "atexit.register(lambda: os.fsync(-1))",
+        last="import atexit; atexit.register(lambda: os.read(10_000, 1))",
         says="Bad file descriptor",
     ),
     "random_state": Setting(
@@ -332,3 +331,13 @@ def test_the_first_example_says_the_same_under(name, plain, tmp_path):
     assert setting.says in done.stderr
     if name not in ("logs", "an_exit_that_fails"):
         assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
+
+
+def test_a_prompt_of_the_command_line_is_utf_8_in_every_locale():
+    options = ("--stop", "ü", "--max-tokens", "2", "--max-rows", "1", "--max-model-len", "256")
+    command = [sys.executable, "-m", "hybrid_jax", "generate", "größe", *options, "--json"]
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, env=os.environ | locale, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    [output] = json.loads(done.stdout.decode("ascii"))["outputs"]
+    assert output["prompt_token_ids"] == list("größe".encode())

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from hybrid_jax.cli.exits import text_of
+from hybrid_jax.cli.exits import text_of, typed
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
@@ -153,8 +153,8 @@ class SamplingOptions:
         if self.json_object:
             return StructuredOutputsParams(json_object=True)
         if self.choice:
-            return StructuredOutputsParams(choice=tuple(self.choice))
-        return None if self.regex is None else StructuredOutputsParams(regex=self.regex)
+            return StructuredOutputsParams(choice=tuple(map(typed, self.choice)))
+        return None if self.regex is None else StructuredOutputsParams(regex=typed(self.regex))
 
     def params(
         self, defaults: SamplingParams, form: StructuredOutputsParams | None, **more: Any
@@ -170,6 +170,8 @@ class SamplingOptions:
         given["skip_special_tokens"] = not given.pop("keep_special_tokens")
         if given["logit_bias"]:
             given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
+        for name in ("stop", "bad_words"):
+            given[name] = given[name] and list(map(typed, given[name]))
         given |= {"structured_outputs": form, **more}
         return replace(
             defaults, **{name: value for name, value in given.items() if value not in (None, [])}

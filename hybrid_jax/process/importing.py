@@ -1,0 +1,32 @@
+"""Importing jax and what comes with it, late and in the middle of somebody's program."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from hybrid_jax.process.streams import forgiving
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Goes around imports of libraries that touch what is the caller's.
+
+    jax asks stdout whether it is a terminal, and cannot be imported if that raises. jax and rich draw from the random
+    generators of Python and numpy, which the caller may have seeded.
+    """
+    stdout, drawn, drawn_by_numpy = sys.stdout, random.getstate(), np.random.get_state()
+    try:
+        hasattr(stdout, "isatty") and stdout.isatty()
+    except Exception:  # whatever such an object raises
+        sys.stdout = forgiving(stdout)
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        random.setstate(drawn)
+        np.random.set_state(drawn_by_numpy)
