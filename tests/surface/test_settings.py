@@ -10,11 +10,16 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+
+from hybrid_jax import LLM, SamplingParams
+from tests.tiny_models import redrawn, tiny_model
 
 EXAMPLE = """\
 import json, os, sys
@@ -341,3 +346,16 @@ def test_a_prompt_of_the_command_line_is_utf_8_in_every_locale():
     assert (done.returncode, done.stderr) == (0, b"")
     [output] = json.loads(done.stdout.decode("ascii"))["outputs"]
     assert output["prompt_token_ids"] == list("größe".encode())
+
+
+def test_weights_of_64_bits_are_taken_in_32():
+    config = replace(tiny_model("bamba")[0], max_position=256)
+    params = redrawn(config, seed=0)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, np.float64), params)
+    tokens = []
+    for given in (params, wide, jax.tree.map(np.asarray, wide)):
+        with LLM.from_params(config, given, max_rows=1, quiet=True) as llm:
+            [output] = llm.generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0))
+            tokens.append(output.outputs[0].token_ids)
+    assert tokens == [tokens[0]] * 3
