@@ -40,7 +40,7 @@ TURN = (
     Runner._dispatch,
     Runner._write_slots,
     Runner._step_program,
-    *(Serving.choose, Serving.begin, Serving.stood_in),
+    *(Serving.choose, Serving.begin),
     Runner._run,
     Runner._call,
     StepKind.variant,
