@@ -82,9 +82,9 @@ def between_turns(monkeypatch):
     counts, step, read = [0], FakeEngine.step, run_module.Run._read
     monkeypatch.setattr(FakeEngine, "step", lambda engine: (counts.append(0), step(engine))[1])
 
-    def counting(run, line):
+    def counting(run, line, feed):
         counts[-1] += 1
-        read(run, line)
+        read(run, line, feed)
 
     monkeypatch.setattr(run_module.Run, "_read", counting)
     return counts

@@ -154,7 +154,9 @@ def test_a_tiny_memory_is_enough_for_shuffled_documents(files, file_order):
 def entry(*lengths, place=0, num_bytes=1):
     """A line of prompts of that many tokens, each of them `place`."""
     prompts = [np.full(length, place, np.int32) for length in lengths]
-    request = BatchRequest(url="", model=None, prompts=prompts, breakpoints=[], params=[])
+    request = BatchRequest(
+        url="", model=None, prompts=prompts, breakpoints=[], thoughts=[], params=[]
+    )
     made = Entry(number=place, num_bytes=num_bytes, ids=AnswerIds("", place))
     made.request = request
     return made

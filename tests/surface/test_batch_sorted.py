@@ -91,7 +91,9 @@ def test_lines_in_any_order_are_taken_over_and_the_missing_ones_computed(
     path.write_bytes(b"".join(lines[:at]) + lines[0][:50])
     read_lines, real = [], run_module.Run._read
     monkeypatch.setattr(
-        run_module.Run, "_read", lambda run, line: (read_lines.append(line), real(run, line))
+        run_module.Run,
+        "_read",
+        lambda run, line, feed: (read_lines.append(line), real(run, line, feed)),
     )
     summary = run_batch(*files, make_seeded())
     assert summary.num_resumed == at

@@ -69,7 +69,7 @@ class Caller:
 
     def __init__(self, **options):
         self.engine = Simulated(**options)
-        self.loop = _Loop(self.engine, lambda job: None)
+        self.loop = _Loop(self.engine, lambda job: None, quiet=True)
         self.num_requests = 0
 
     def job(self, prompt, **params):
