@@ -66,8 +66,8 @@ MTP = """
 ## Heads that predict several tokens
 
 Some checkpoints have a head for multi-token prediction. An engine with `speculation="mtp"` reads it and drafts with it
-([Speculative decoding](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the head
-of a checkpoint that has none is an error.
+([Speculative decoding](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the
+head of a checkpoint that has none is an error.
 
 One head is supported. For each further token it runs again, on its own last output. A checkpoint with a second head
 for the second token is refused. So is a head with recurrent layers, if an engine is to draft with it.
