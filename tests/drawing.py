@@ -215,6 +215,8 @@ TAKE_TURNS = (
             "structured_outputs",
             "speculation",
             "batch_kills",
+            "longest_prompts",
+            "not_finite",
             "settings",
         )
     ),
@@ -223,8 +225,8 @@ TAKE_TURNS = (
         for name in (
             *("allocation_faults", "compile_count", "device_memory", "donation", "frames"),
             *("fusion_names", "interrupts", "judging", "kernel_choice", "kernel_paths"),
-            *("larger_programs", "program_store", "sampling_groups", "short_chunk", "sizing"),
-            *("unjudged", "walk"),
+            *("larger_programs", "program_store", "sampling_groups", "serving", "short_chunk"),
+            *("sizing", "unjudged", "walk"),
         )
     ),
     *(
