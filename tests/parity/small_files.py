@@ -30,6 +30,7 @@ FIELDS = {
     "mamba_n_heads": 4,
     "layer_types": ["attention"],
     "shared_intermediate_size": 8,
+    "num_local_experts": 0,
     "max_position_embeddings": 64,
 }
 
