@@ -483,7 +483,11 @@ class _Loop:
 
     def _damage(self) -> str:
         """Where to look if the model's numbers are not finite."""
-        if damaged := self.engine.damaged_weights:
+        try:
+            damaged = self.engine.damaged_weights
+        except Exception:  # such as no memory for it; the other calls must go on
+            return "the weights could not be looked at"
+        if damaged:
             more = f" and {len(damaged) - SHOWN_WEIGHTS} more" * (len(damaged) > SHOWN_WEIGHTS)
             names = ", ".join(damaged[:SHOWN_WEIGHTS])
             return f"the weights {names}{more} hold such values: fetch or convert the model again"

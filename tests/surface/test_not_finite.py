@@ -120,6 +120,17 @@ def test_other_prompts_get_what_they_would_have_got(llm, sound):
         assert text(outputs[place]) == text(want[place])
 
 
+def test_weights_that_cannot_be_looked_at_end_no_other_call(llm, monkeypatch):
+    def fail(params):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("hybrid_jax.engine.engine.not_finite", fail)
+    vars(llm._engine).pop("damaged_weights", None)
+    with pytest.raises(FloatingPointError, match=f"{WORDS}.*; the weights could not be looked at"):
+        llm.generate(BAD, GREEDY)
+    assert text(llm.generate(GOOD, GREEDY)[0])
+
+
 def test_a_call_beside_it_goes_on(llm, sound):
     stream = llm.stream(GOOD, replace(GREEDY, max_tokens=40))
     first = next(stream)
