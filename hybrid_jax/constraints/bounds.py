@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.constraints.references import places, pointer_of
 
 LARGEST = 1 << 63  # numbers must be below this in size: the library counts in 64 bits
 COUNTS = (
@@ -194,19 +195,13 @@ def _kind_below(name: str) -> str:
 
 def _resolved(schema: Any, reference: str) -> Any:
     """The place in a schema to which a reference leads; None if that is no place in it."""
-    if not reference.startswith("#/"):
-        return schema if reference == "#" else None
-    place = schema
-    for step in reference[2:].split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, dict) and step in place:
-            place = place[step]
-        elif (
-            isinstance(place, list) and re.fullmatch(r"[0-9]{1,7}", step) and int(step) < len(place)
-        ):
-            place = place[int(step)]
-        else:
-            return None
+    pointer = pointer_of(reference, schema)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    try:
+        *_, place = places(schema, pointer)
+    except LookupError:
+        return None
     return place
 
 

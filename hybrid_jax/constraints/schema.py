@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
-from urllib.parse import unquote
 
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
+from hybrid_jax.constraints.references import places, pointer_of
 
 # Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
 # write nothing else. None comes before the first token or after the last one.
@@ -236,10 +236,7 @@ class _Walk:
         """The new name of what a reference points at, which is written later."""
         if not isinstance(target, str):
             raise _refuse("$ref", target, path, "is not text")
-        base = self._root.get("id" if self.draft == 4 else "$id")
-        pointer = target
-        if isinstance(base, str) and base.rstrip("#") and target.startswith(base.rstrip("#")):
-            pointer = target[len(base.rstrip("#")) :] or "#"
+        pointer = pointer_of(target, self._root, ["id" if self.draft == 4 else "$id"])
         if pointer not in self._names:
             found = self._find(pointer, target, path)
             self._names[pointer] = str(len(self._names))
@@ -251,19 +248,14 @@ class _Walk:
         if pointer != "#" and not pointer.startswith("#/"):
             why = "is not in this schema; copy it here and write #/$defs/NAME"
             raise _refuse("$ref", target, path, why)
-        found: Any = self._root
-        for part in pointer.split("/")[1:]:
-            if isinstance(found, Mapping) and found is not self._root:
-                self.note_nested(found, pointer)
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, Mapping) and key in found:
-                found = found[key]
-            else:
-                raise _refuse(
-                    "$ref", target, path, f"is nowhere: Pointer '{pointer[1:]}' does not exist"
-                )
+        try:
+            *through, found = places(self._root, pointer)
+        except LookupError:
+            why = f"is nowhere: Pointer '{pointer[1:]}' does not exist"
+            raise _refuse("$ref", target, path, why) from None
+        for place in through[1:]:
+            if isinstance(place, Mapping):
+                self.note_nested(place, pointer)
         return found
 
     def note_nested(self, schema: Mapping[str, Any], path: str) -> None:

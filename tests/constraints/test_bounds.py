@@ -119,6 +119,22 @@ def test_a_chain_of_references_is_limited(link, reverse):
     )
 
 
+@pytest.mark.parametrize(
+    ("root", "written"),
+    [
+        ({}, "#/%24defs/d{}"),
+        ({}, "#/%24%64efs/%64{}"),
+        ({"$id": "https://a.b/c"}, "https://a.b/c#/$defs/d{}"),
+        ({"$id": "https://a.b/c#"}, "https://a.b/c#/$defs/d{}"),
+        ({"id": "tag:x", "$schema": "http://json-schema.org/draft-04/schema#"}, "tag:x#/$defs/d{}"),
+    ],
+)
+def test_a_chain_counts_however_its_references_are_written(root, written):
+    links = {f"d{i}": {"$ref": written.format(i + 1)} for i in range(5000)}
+    schema = root | {"$ref": written.format(0), "$defs": links | {"d5000": {"type": "null"}}}
+    refused(f"$ref {written.format(200)!r} comes after 200 references", json=schema)
+
+
 def test_references_that_come_back_are_no_chain():
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
     tree = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
