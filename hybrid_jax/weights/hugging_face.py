@@ -232,7 +232,9 @@ def _check(
     spare = sorted(
         name for name in tensors if name not in expected and not family.ignores(name, config)
     )
-    unknown = [name for name in spare if _matters(name, family)]
+    layers = {name: _layer_of(name, family) for name in spare}
+    later = {number for number in layers.values() if number >= len(config.layers)}
+    unknown = [n for n in spare if layers[n] not in later and _matters(n, family)]
     if missing or wrong or packed or unknown:
         other = recognized(folder, expected, tensors)
         if other is not None:
@@ -258,11 +260,24 @@ def _check(
             f"load_model: {len(unknown)} tensors of {folder} have no place in a model of family {config.family} with "
             f"this config.json: {some}; {OTHER_HEAD if headed else REMEDY}"
         )
+    if later:
+        LOG.warning(
+            "%s: config.json says %d layers; the weights have more (layer %d), which are left out",
+            folder,
+            len(config.layers),
+            max(later),
+        )
     if unread := [tensors[name].name for name in spare]:
         some = ", ".join(unread[:3]) + ", ..." * (len(unread) > 3)
         LOG.info(
             "%s: %d tensors that the model does not use are left out: %s", folder, len(unread), some
         )
+
+
+def _layer_of(name: str, family: Family) -> int:
+    """The number of the layer that a tensor belongs to; -1 for others."""
+    found = re.match(rf"{re.escape(family.layers)}\.(\d+)\.", name)
+    return -1 if found is None else int(found[1])
 
 
 def _matters(name: str, family: Family) -> bool:
