@@ -55,8 +55,8 @@ from hybrid_jax.config.structured_outputs import FORMS, StructuredOutputsParams
         ("stop_token_ids", (5, -1), "token ids >= 0"),
         ("stop_token_ids", ("a",), "token ids >= 0"),
         ("stop_token_ids", 7, "None or a list of token ids"),
-        ("logprobs", -1, "None or an integer between 0 and 20"),
-        ("logprobs", 21, "None or an integer between 0 and 20"),
+        ("logprobs", -1, "None or an integer between 0 and 20 (LLM.logprobs reports all tokens)"),
+        ("logprobs", 21, "None or an integer between 0 and 20 (LLM.logprobs reports all tokens)"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_it_must_be(field, value, must_be):

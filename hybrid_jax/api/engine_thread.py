@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CLOSED = "LLM: this object was closed; make a new one"
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
 PATIENCE = 0.5  # seconds that a program waits at its end before it says so
-SHOWN_WEIGHTS = 3  # names of damaged weights in an error
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
@@ -248,8 +247,12 @@ class EngineThread:
                     self.check()
                     yield delta
 
-    async def adeltas(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
-        """`deltas` for `async for`."""
+    async def adeltas(
+        self, jobs: list[Job] | Callable[[], list[Job]]
+    ) -> AsyncGenerator[Delta, None]:
+        """`deltas` for `async for`. Other tasks go on while a function makes the jobs."""
+        if callable(jobs):
+            jobs = await asyncio.to_thread(jobs)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[News] = asyncio.Queue()
 
@@ -442,7 +445,7 @@ class _Loop:
             try:
                 self._hand_on(call, job, completion, deltas, now)
             except FloatingPointError as error:
-                text = f"prompt {job.index}: {error}; {self._damage()}"
+                text = f"prompt {job.index}: {error}; {self.engine.where_damaged()}"
                 self._fail_prompt(call, job, FloatingPointError(text))
             except BaseException as error:  # its tokens cannot become text
                 self._fail_prompt(call, job, error)
@@ -480,20 +483,6 @@ class _Loop:
         self._let_leave(job)
         job.error = error
         call.num_finished += 1
-
-    def _damage(self) -> str:
-        """Where to look if the model's numbers are not finite."""
-        try:
-            damaged = self.engine.damaged_weights
-        except Exception:  # such as no memory for it; the other calls must go on
-            return "the weights could not be looked at"
-        if damaged:
-            more = f" and {len(damaged) - SHOWN_WEIGHTS} more" * (len(damaged) > SHOWN_WEIGHTS)
-            names = ", ".join(damaged[:SHOWN_WEIGHTS])
-            return f"the weights {names}{more} hold such values: fetch or convert the model again"
-        if self.engine.engine_config.dtype != "float32":
-            return "all weights are finite, so a sum has overflowed: try dtype='float32'"
-        return "all weights are finite, so a sum has overflowed: compare config.json and weights with the original"
 
     def _let_leave(self, job: Job) -> None:
         """Has the engine end what it still computes for a prompt that nobody waits for."""

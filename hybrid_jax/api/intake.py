@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -92,6 +91,25 @@ class Intake:
         """
         return [job for job in self.accepted(prompts, params) if isinstance(job, Job)]
 
+    def later_jobs(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Job] | Callable[[], list[Job]]:
+        """As `jobs`, or if a form must be tried first, what makes the jobs. Their request ids are taken now."""
+        listed = several_prompts(prompts)
+        paired = pair_params(params, len(listed), self.defaults)
+        if not any(self._constraints.must_try(own) for own in paired):
+            return self.jobs(listed, paired)
+        self._thread.check()
+        numbers = self._numbers(len(listed))
+
+        def make() -> list[Job]:
+            found = self.accepted(listed, paired, numbers=numbers)
+            return [job for job in found if isinstance(job, Job)]
+
+        return make
+
     def accepted(
         self,
         prompts: Prompts | Sequence[PromptLike | Exception],
@@ -100,6 +118,7 @@ class Intake:
         logprobs_from: Sequence[int] | None = None,
         pooling: Pooling | None = None,
         errors: Errors = "raise",
+        numbers: Sequence[int] | None = None,
     ) -> list[Job | Exception]:
         """One job per prompt, as `jobs`, or with errors="return" what is wrong with the prompt.
 
@@ -108,12 +127,12 @@ class Intake:
             logprobs_from, pooling: as in `Request`, the first of them for each prompt. If one is given, nothing is
                 generated.
             errors: "raise" or "return".
+            numbers: for request ids; None for the next ones.
 
         Raises:
             As `jobs`. With errors="return" only what concerns no single prompt.
         """
-        if errors not in get_args(Errors):
-            raise ValueError(f"errors must be 'raise' or 'return', got {errors!r}")
+        check_errors(errors)
         self._thread.check()
         listed = several_prompts(prompts)
         paired = pair_params(params, len(listed), self.defaults)
@@ -131,7 +150,15 @@ class Intake:
                 if errors == "raise":
                     raise
                 found.append(error)
-        return self._numbered(found)
+        if numbers is None:
+            numbers = self._numbers(sum(not isinstance(make, Exception) for make in found))
+        left = iter(numbers)
+        return [
+            make
+            if isinstance(make, Exception)
+            else make(str(number := next(left)), seed=derive_seed(self._seed, number))
+            for make in found
+        ]
 
     def _maker(
         self,
@@ -179,19 +206,12 @@ class Intake:
             reads_only=reads_only,
         )
 
-    def _numbered(
-        self, found: Sequence[functools.partial[Job] | Exception]
-    ) -> list[Job | Exception]:
-        """The jobs, with the next request ids in order; errors have none."""
+    def _numbers(self, count: int) -> range:
+        """The numbers of so many requests more."""
         with self._numbering:
-            numbers = itertools.count(self.num_requests)
-            self.num_requests += sum(not isinstance(make, Exception) for make in found)
-        return [
-            make
-            if isinstance(make, Exception)
-            else make(str(number := next(numbers)), seed=derive_seed(self._seed, number))
-            for make in found
-        ]
+            first = self.num_requests
+            self.num_requests += count
+        return range(first, first + count)
 
     def foresee(self, params: SamplingParams) -> None:
         """As `Constraints.foresee`."""
@@ -212,23 +232,26 @@ class Intake:
         messages: Conversation | Sequence[Conversation],
         *,
         cache_breakpoints: Sequence[int] | None = None,
+        errors: Errors = "raise",
         **template: Any,
-    ) -> list[Prompt]:
+    ) -> list[Any]:
         """A conversation, or a list of them, as prompts. The other arguments are those of `conversation`.
 
         Raises:
-            As `conversation`.
+            As `conversation`. With errors="return" what is wrong with a conversation stands in place of its prompt.
         """
+        check_errors(errors)
         options = self._options(template)
-        if not are_several(messages):
-            return [self._prompt(messages, cache_breakpoints, options)]
-        prompts = []
-        for index, conversation in enumerate(messages):
+        several = are_several(messages)
+        prompts: list[Any] = []
+        for index, conversation in enumerate(messages if several else [messages]):
             try:
                 prompts.append(self._prompt(conversation, cache_breakpoints, options))
             except ConversationError as error:
-                error.conversation = index
-                raise
+                error.conversation = index if several else None
+                if errors == "raise":
+                    raise
+                prompts.append(error)
         return prompts
 
     def conversation(
@@ -284,6 +307,12 @@ class Intake:
             options["chat_template"], with_tools=options["tools"] is not None
         )
         return Prompt(text, token_ids, leading, thoughts_of_chat(text, source, options))
+
+
+def check_errors(errors: str) -> None:
+    """ValueError for a way with errors that does not exist."""
+    if errors not in get_args(Errors):
+        raise ValueError(f"errors must be 'raise' or 'return', got {errors!r}")
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:

@@ -7,9 +7,10 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -29,7 +30,17 @@ from hybrid_jax.api.options import (
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
-from hybrid_jax.api.reading import Score, check_pooling, read_pairs, score_of, vector_of
+from hybrid_jax.api.reading import (
+    Positions,
+    Score,
+    all_logprobs,
+    check_pooling,
+    check_positions,
+    hidden_of,
+    read_pairs,
+    score_of,
+    vector_of,
+)
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
@@ -49,6 +60,8 @@ if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 LOG = logging.getLogger("hybrid_jax.engine")
+# For prompts that are only read: one token is drawn, and thrown away.
+READING = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
 
 class LLM:
@@ -249,6 +262,17 @@ class LLM:
             >>> len(outs[0].outputs[0].token_ids), outs[1]
             (4, ValueError('prompt 1: is empty; a prompt needs at least one token'))
         """
+        return self._generate(prompts, sampling_params, use_tqdm, progress, errors)
+
+    def _generate(
+        self,
+        prompts: Prompts | Sequence[Prompt | Exception],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        progress: ProgressOption,
+        errors: Errors,
+    ) -> list[RequestOutput]:
+        """`generate`, also of prompts that have failed already."""
         accepted = self._intake.accepted(prompts, sampling_params, errors=errors)
         progress = progress or (True if use_tqdm else progress)
         return self._run(accepted, progress, "generating", Job.output, errors)
@@ -295,6 +319,9 @@ class LLM:
     ) -> AsyncGenerator[Delta, None]:
         """`stream` for `async for`: other tasks go on while it waits. To leave it early, use `contextlib.aclosing`.
 
+        Mistakes are raised at the call. If `structured_outputs` has a form that is new, they are raised by the first
+        step, because other tasks go on while the form is tried.
+
         Example:
             >>> import asyncio
             >>> async def main(llm):
@@ -304,7 +331,7 @@ class LLM:
             >>> asyncio.run(main(LLM(quiet=True)))
             3
         """
-        return self._thread.adeltas(self._intake.jobs(prompts, sampling_params))
+        return self._thread.adeltas(self._intake.later_jobs(prompts, sampling_params))
 
     def feed(self) -> Feed:
         """Returns a feed, to which prompts are added while others run: for prompts that come later, or are too many.
@@ -327,6 +354,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         progress: ProgressOption = None,
+        errors: Errors = "raise",
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Continues a conversation, or several, through the model's chat template.
@@ -335,7 +363,8 @@ class LLM:
             messages: [{"role": ..., "content": ...}, ...], or a list of such lists. The content is text, or a list of
                 parts {"type": "text", "text": ...}. An assistant's message with tool_calls needs no content. The
                 arguments of a call are an object or its JSON text. The template gets the form that it reads.
-            sampling_params, use_tqdm, progress: as in `generate`.
+            sampling_params, use_tqdm, progress, errors: as in `generate`. With errors="return" a conversation that the
+                template refuses has its exception in the list as well.
             options: `add_generation_prompt`, `continue_final_message`, `chat_template` and `tools` as in
                 `Tokenizer.apply_chat_template`. `chat_template_kwargs`: other variables that the template reads.
                 `cache_breakpoints`: indices of messages after which other conversations go on differently; None for
@@ -356,8 +385,8 @@ class LLM:
             >>> outs[0].prompt, len(outs[0].outputs[0].token_ids)
             ('# user: Say hello.\\n', 4)
         """
-        prompts = self._intake.conversations(messages, **options)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
+        prompts = self._intake.conversations(messages, errors=errors, **options)
+        return self._generate(prompts, sampling_params, use_tqdm, progress, errors)
 
     def stream_chat(
         self,
@@ -454,14 +483,82 @@ class LLM:
         read = read_pairs(
             prompts, continuations, self.get_tokenizer(), vocab_size=self.model_config.vocab_size
         )
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         accepted = self._intake.accepted(
             [pair if isinstance(pair, Exception) else pair.whole for pair in read],
-            params,
+            replace(READING, prompt_logprobs=0),
             logprobs_from=[1 if isinstance(pair, Exception) else pair.first for pair in read],
             errors=errors,
         )
         return self._run(accepted, progress, "scoring", score_of, errors)
+
+    def logprobs(
+        self,
+        prompts: Prompts,
+        *,
+        positions: Positions = "last",
+        progress: ProgressOption = None,
+        errors: Errors = "raise",
+    ) -> list[np.ndarray]:
+        """How likely each token of the vocabulary is to come next. Nothing is generated.
+
+        Args:
+            prompts: as in `generate`.
+            positions: "last" for what comes after the whole prompt, which may use the prefix cache, or "all" for what
+                comes after each token, for which all of the prompt is computed.
+            progress, errors: as in `generate`.
+
+        Returns:
+            For each prompt the natural logarithms of the probabilities, from the model's own logits, without a
+            temperature: float32[vocab_size], or with "all" float32[tokens, vocab_size].
+
+        Raises:
+            ValueError: something is wrong with a prompt, or positions is neither.
+            FloatingPointError: as in `generate`.
+
+        Example:
+            >>> llm = LLM()
+            >>> [after] = llm.logprobs("import nump")
+            >>> after.shape == (llm.model_config.vocab_size,), llm.decode([after.argmax()])
+            (True, 'y')
+        """
+        check_positions(positions)
+        pooling: Pooling = "last" if positions == "last" else "none"
+        accepted = self._intake.accepted(prompts, READING, pooling=pooling, errors=errors)
+        hidden = self._run(accepted, progress, "reading", hidden_of, errors)
+        ask = self._thread.ask
+        found = all_logprobs(
+            hidden,
+            self.model_config.vocab_size,
+            lambda part: ask(lambda engine: engine.all_logprobs(part)),
+            lambda: ask(lambda engine: engine.where_damaged()),
+        )
+        if errors == "raise":
+            for error in found:
+                if isinstance(error, Exception):
+                    raise error
+        return found
+
+    @overload
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Literal["last", "mean"] = "last",
+        normalize: bool = True,
+        progress: ProgressOption = None,
+        errors: Literal["raise"] = "raise",
+    ) -> np.ndarray: ...
+
+    @overload
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        progress: ProgressOption = None,
+        errors: Errors = "raise",
+    ) -> list[np.ndarray]: ...
 
     def embed(
         self,
@@ -471,19 +568,20 @@ class LLM:
         normalize: bool = True,
         progress: ProgressOption = None,
         errors: Errors = "raise",
-    ) -> np.ndarray:
+    ) -> np.ndarray | list[np.ndarray]:
         """Vectors for prompts, made of hidden states after the model's last norm: float32[prompts, width].
 
         Args:
             prompts: as in `generate`.
-            pooling: "last" for the hidden state of the last token, which may use the prefix cache, or "mean" for the
-                mean over all tokens, for which all of the prompt is computed.
+            pooling: "last" for the hidden state of the last token, which may use the prefix cache; "mean" for the
+                mean over all tokens, or "none" for the hidden states of all tokens, for which all of the prompt is
+                computed. With "none" the result is a list with float32[tokens, width] for each prompt.
             normalize: scale each vector to length 1.
             progress, errors: as in `generate`. With errors="return" the result is a list, of a vector float32[width] or
                 an exception for each prompt.
 
         Raises:
-            ValueError: something is wrong with a prompt, or pooling is neither.
+            ValueError: something is wrong with a prompt, or there is no such pooling.
             FloatingPointError: as in `generate`.
 
         Example:
@@ -495,12 +593,11 @@ class LLM:
             True
         """
         check_pooling(pooling)
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        accepted = self._intake.accepted(prompts, params, pooling=pooling, errors=errors)
+        accepted = self._intake.accepted(prompts, READING, pooling=pooling, errors=errors)
         read = functools.partial(vector_of, normalize=normalize)
         vectors = self._run(accepted, progress, "embedding", read, errors)
-        if errors == "return":
-            return vectors  # type: ignore[return-value]
+        if errors == "return" or pooling == "none":
+            return vectors
         return np.stack(vectors) if vectors else np.zeros((0, self.model_config.width), np.float32)
 
     # --- looking and tidying ----------------------------------------------------------------------

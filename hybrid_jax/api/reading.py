@@ -1,14 +1,15 @@
-"""What is read of prompts in place of new tokens: how likely continuations are, and vectors of hidden states."""
+"""What is read of prompts in place of new tokens: how likely tokens are, and hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from hybrid_jax.api.completions import Job
+from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.prompts import (
     Prompt,
@@ -19,6 +20,9 @@ from hybrid_jax.text.prompts import (
     read_prompts,
 )
 from hybrid_jax.text.tokenizer import Tokenizer
+
+# After which tokens of a prompt the next one is asked for.
+Positions = Literal["last", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,14 +204,68 @@ def score_of(job: Job) -> Score:
 def check_pooling(pooling: str) -> None:
     """ValueError for a pooling that does not exist."""
     if pooling not in get_args(Pooling):
-        raise ValueError(f"embed: pooling must be 'last' or 'mean', got {pooling!r}")
+        raise ValueError(f"embed: pooling must be 'last', 'mean' or 'none', got {pooling!r}")
+
+
+def check_positions(positions: str) -> None:
+    """ValueError for positions that do not exist."""
+    if positions not in get_args(Positions):
+        raise ValueError(f"logprobs: positions must be 'last' or 'all', got {positions!r}")
+
+
+def hidden_of(job: Job) -> np.ndarray:
+    """What a finished prompt's pooling asked for, as `Request.pooled` has it."""
+    pooled = job.completions[0].request.pooled
+    assert pooled is not None, "its prompt was computed"
+    return pooled
 
 
 def vector_of(job: Job, *, normalize: bool) -> np.ndarray:
-    """The vector of a finished prompt, float32[width]."""
-    request = job.completions[0].request
-    assert request.pooled is not None, "its prompt was computed"
-    vector = request.pooled / (len(request.prompt) if request.pooling == "mean" else 1)
+    """The vector of a finished prompt, float32[width], or with pooling "none" one for each token."""
+    request, vectors = job.completions[0].request, hidden_of(job)
+    if request.pooling == "mean":
+        vectors = vectors / len(request.prompt)
     if normalize:
-        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
-    return np.asarray(vector, np.float32)
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return np.asarray(vectors, np.float32)
+
+
+def all_logprobs(
+    hidden: Sequence[np.ndarray | Exception],
+    vocab_size: int,
+    compute: Callable[[np.ndarray], np.ndarray],
+    where_damaged: Callable[[], str],
+) -> list[Any]:
+    """Log-probabilities of all tokens after hidden states.
+
+    Args:
+        hidden: for each prompt float32[D], float32[T, D], or an error, which stays.
+        compute: makes float32[N, V] of float32[N, D], for N up to `PROMPT_POSITIONS`.
+        where_damaged: says where to look if numbers are not finite.
+
+    Returns:
+        For each prompt float32[V], or float32[T, V], or its error, which may be a FloatingPointError.
+    """
+    given = [states for states in hidden if not isinstance(states, Exception)]
+    if not given:
+        return list(hidden)
+    joined = np.concatenate([np.atleast_2d(states) for states in given])
+    found: np.ndarray = np.empty((len(joined), vocab_size), np.float32)
+    for begin in range(0, len(joined), PROMPT_POSITIONS):
+        part = slice(begin, begin + PROMPT_POSITIONS)
+        found[part] = compute(joined[part])
+    made: list[Any] = []
+    done = 0
+    for index, states in enumerate(hidden):
+        if isinstance(states, Exception):
+            made.append(states)
+            continue
+        num = len(np.atleast_2d(states))
+        own = found[done : done + num].reshape(*states.shape[:-1], vocab_size)
+        done += num
+        if np.isfinite(own).all():
+            made.append(own)
+            continue
+        text = f"prompt {index}: log-probabilities are not finite (NaN or infinity)"
+        made.append(FloatingPointError(f"{text}; {where_damaged()}"))
+    return made

@@ -34,6 +34,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
+# What else there is for those who want more.
+REMEDIES = dict.fromkeys(("logprobs", "prompt_logprobs"), " (LLM.logprobs reports all tokens)")
 OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
@@ -81,8 +83,8 @@ class SamplingParams:
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.
         include_stop_str_in_output: keep the stop string in the text.
-        logprobs: report this many most likely tokens per position, and the chosen one; None for
-            none.
+        logprobs: report this many most likely tokens per position, and the chosen one, at most 20; None for none.
+            `LLM.logprobs` reports all tokens.
         prompt_logprobs: the same for every token of the prompt; it is then computed whole, whatever the
             prefix cache holds.
         detokenize: turn tokens into text.
@@ -145,6 +147,7 @@ class SamplingParams:
             value, whole, optional = getattr(self, name), name in INTEGERS, name in OPTIONAL
             good = (_integer(value, low) if whole else _finite(value)) and low <= value <= high
             what = f"{'an integer' if whole else 'a number'} between {low} and {high}"
+            what += REMEDIES.get(name, "")
             good, what = (good or value is None, f"None or {what}") if optional else (good, what)
             must(self, name, good, what)
         heat: Any = self.temperature

@@ -75,6 +75,10 @@ class Grammars:
         start, end = kept.start
         return GrammarState(start, -(-self._vocab_size // 32), end)
 
+    def has(self, wanted: StructuredOutputsParams) -> bool:
+        """Whether a grammar is kept, so that `state` returns at once."""
+        return self._compiled(wanted).start is not None
+
     def foresee(self, wanted: StructuredOutputsParams) -> None:
         """Has a grammar tried that will be asked for. Returns at once; who asks for it later waits less, or not."""
         with self._looking:

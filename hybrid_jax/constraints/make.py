@@ -98,6 +98,11 @@ class Constraints:
             )
         return TokenLimits(forbidden_ids=forbidden, constraints=constraints)
 
+    def must_try(self, params: SamplingParams) -> bool:
+        """Whether `limits` waits until the form of these parameters has been tried and compiled."""
+        wanted, known = params.structured_outputs, self._grammars
+        return wanted is not None and known is not None and not known.has(wanted.form)
+
     def foresee(self, params: SamplingParams) -> None:
         """Says that a prompt with these parameters will come, and returns at once. Its form is tried meanwhile."""
         if params.structured_outputs is not None and self._grammars is not None:

@@ -14,7 +14,7 @@ from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
-from hybrid_jax.engine.damage import not_finite
+from hybrid_jax.engine import damage
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
@@ -245,10 +245,21 @@ class Engine:
         """See `this_device.peak_memory_bytes`; any thread may ask."""
         return peak_memory_bytes(self._place)
 
+    def all_logprobs(self, hidden: np.ndarray) -> np.ndarray:
+        """As `Runner.all_logprobs`."""
+        return self.runner.all_logprobs(hidden)
+
+    def where_damaged(self) -> str:
+        """Where to look if the model's numbers are not finite."""
+        try:
+            return damage.words(self.damaged_weights, self.engine_config.dtype)
+        except Exception:  # such as no memory for it; other requests must go on
+            return "the weights could not be looked at"
+
     @functools.cached_property
     def damaged_weights(self) -> list[str]:
         """Names of the weights that are not finite. The first look reads all of them."""
-        return not_finite(self.runner.params)
+        return damage.not_finite(self.runner.params)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the present numbers of requests, frames and cached prefixes."""

@@ -24,7 +24,7 @@ from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.small import CHANGES, READERS
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
-from hybrid_jax.geometry import Geometry, drafting_specs
+from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
 from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -219,7 +219,8 @@ class Runner:
                 made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
                 pooled = self._pooled_hidden(kind, rows, made.hidden)
-                results = Results(made.sampled, prompt, pooled, made.drafted)
+                every = self._all_hidden(rows, made.hidden)
+                results = Results(made.sampled, prompt, pooled, every, made.drafted)
                 pending.dispatches.append((kind, rows, results))
         return pending
 
@@ -314,7 +315,9 @@ class Runner:
         num_rows, width, _ = hidden.shape
         begin, end = np.zeros((2, num_rows), np.int32)
         for index, row in enumerate(rows):
-            if isinstance(row, PrefillRow) and (pooled := row.pooled):
+            if not isinstance(row, PrefillRow) or row.request.pooling == "none":
+                continue
+            if pooled := row.pooled:
                 line = kind.line(row, index)
                 # Of some prefills only the last token's hidden state comes back; places count from there.
                 skipped = row.length - 1 if width == 1 else 0
@@ -322,6 +325,28 @@ class Runner:
         if not end.any():
             return None
         return self.executable("pooled_hidden", hidden.shape)(self.params, hidden, begin, end)
+
+    def _all_hidden(self, rows: Sequence[Row], hidden: jax.Array | None) -> jax.Array | None:
+        """Hidden states [R, T, D] after the last norm, float32, if a row asks for all of its own."""
+        asked = any(isinstance(r, PrefillRow) and r.request.pooling == "none" for r in rows)
+        if hidden is None or not asked:
+            return None
+        return self.executable("all_hidden", hidden.shape)(self.params, hidden)
+
+    def all_logprobs(self, hidden: np.ndarray) -> np.ndarray:
+        """Log-probabilities of all tokens after hidden states.
+
+        Args:
+            hidden: float32[N, D] after the last norm, N at most `PROMPT_POSITIONS`.
+
+        Returns:
+            float32[N, V].
+        """
+        num = len(hidden)
+        padded = np.zeros((1 if num == 1 else PROMPT_POSITIONS, hidden.shape[1]), np.float32)
+        padded[:num] = hidden
+        found = self.executable("all_logprobs", padded.shape)(self.params, padded)
+        return np.asarray(found)[:num]
 
     def _run(
         self,

@@ -68,7 +68,8 @@ class PrefillRow(Row):
         samples: the chunk ends the prompt, so the next token is sampled.
         prompt_logprobs: for a request that asks for them, entries for the prompt tokens after the chunk's first one,
             and for the token after the chunk.
-        hidden: float32[D] the sum of the hidden states that the request's pooling asks for; None for other requests.
+        hidden: of the hidden states that the request's pooling asks for, their sum float32[D], or all of them
+            float32[length, D] with pooling "none"; None for other requests.
     """
 
     tokens: list[int]
@@ -92,9 +93,9 @@ class PrefillRow(Row):
 
     @property
     def pooled(self) -> range:
-        """The tokens of the chunk whose hidden states are summed for the request."""
+        """The tokens of the chunk whose hidden states the request wants."""
         match self.request.pooling:
-            case "mean":
+            case "mean" | "none":
                 return range(self.length)
             case "last" if self.samples:
                 return range(self.length - 1, self.length)

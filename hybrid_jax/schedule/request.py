@@ -12,7 +12,7 @@ from hybrid_jax.cache.tree.node import LookUp
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.drafts import DraftCounts
 
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "none"]
 
 
 class Constraint(Protocol):
@@ -47,7 +47,8 @@ class Request:
         cache_breakpoints: numbers of leading tokens that others will share, as the caller says.
         logprobs_from: of a request that asks for log-probabilities of its prompt, the first prompt token whose
             log-probability is needed. What lies before it may come from the prefix cache.
-        pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, or the "mean".
+        pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, the "mean", or
+            all of them, with "none".
         reads_only: only numbers of its prompt are wanted. One token is drawn all the same, and needs no room.
         generation: its steps run on programs of this generation or older ones (`Serving.begin`).
         output: tokens generated so far; they survive preemption.
@@ -55,7 +56,8 @@ class Request:
         logprobs: one entry per output token, if asked for.
         prompt_logprobs: one entry per prompt token, if asked for; None for the first token, and for those before
             `logprobs_from`.
-        pooled: float32[D] the sum of the hidden states that `pooling` asks for, of the prompt so far; None before.
+        pooled: what `pooling` asks for of the prompt so far: the sum of its hidden states float32[D], or with "none"
+            all of them float32[T, D]; None before.
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
         drafts: counts of the drafts that were judged.
@@ -114,7 +116,7 @@ class Request:
 
         No hit may reach further.
         """
-        if self.pooling == "mean" and not self.output:
+        if self.pooling in ("mean", "none") and not self.output:
             return 0
         return self.logprobs_from - 1 if self.lacks_prompt_logprobs else None
 
@@ -128,14 +130,19 @@ class Request:
         Args:
             start: position of the chunk.
             logprobs: a `TokenLogprobs` for each token after `start`, up to the one that follows the chunk, or none.
-            hidden: float32[D] the sum of the hidden states that were asked for, or None.
+            hidden: as `PrefillRow.hidden`.
         """
         if logprobs:
             known = max(self.logprobs_from, start + 1)
             self.prompt_logprobs[known:] = logprobs[known - start - 1 :]
         if hidden is not None:
             before = None if self.pooling == "last" or start == 0 else self.pooled
-            self.pooled = hidden if before is None else before + hidden
+            if before is None:
+                self.pooled = hidden
+            elif self.pooling == "none":
+                self.pooled = np.concatenate([before[:start], hidden])
+            else:
+                self.pooled = before + hidden
 
     @property
     def tokens(self) -> list[int]:

@@ -422,6 +422,21 @@ def test_of_several_conversations_the_wrong_one_is_named(llm, way, second, compl
     assert not llm._engine.added
 
 
+def test_the_error_of_one_of_several_conversations_takes_its_place(llm):
+    wrong = [USER, {"role": "user"}]
+    outputs = llm.chat([[USER], wrong, [says("user", "refuse")], [USER]], SHORT, errors="return")
+    assert [output.prompt for output in (outputs[0], outputs[3])] == ["<user>hi>"] * 2
+    assert all(isinstance(output, ConversationError) for output in outputs[1:3])
+    assert str(outputs[1]) == "chat: conversation 1: messages[1] has no content"
+    [alone] = llm.chat(wrong, SHORT, errors="return")
+    assert str(alone) == "chat: messages[1] has no content"
+    long = [says("user", "x" * 5000)]
+    [good, too_long] = llm.chat([[USER], long], SHORT, errors="return")
+    assert good.prompt == "<user>hi>" and "prompt 1: has 50" in str(too_long)
+    with pytest.raises(ValueError, match="errors must be 'raise' or 'return', got 'skip'"):
+        llm.chat([USER], SHORT, errors="skip")
+
+
 def test_several_conversations_are_several_prompts(llm):
     several = [[USER], (says("user", parts("a", "b")),)]
     prompts = ["<user>hi>", "<user>a\nb>"]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams, run_batch
+from hybrid_jax.api.reading import all_logprobs
 from tests.drawing import left_to_all
 from tests.surface.batch_files import line, read, write
 from tests.surface.conftest import byte_tokenizer
@@ -87,6 +88,9 @@ CALLS = {
     "score of it": lambda llm, prompt: llm.score("x", prompt),
     "embed": lambda llm, prompt: llm.embed(prompt),
     "mean": lambda llm, prompt: llm.embed(prompt, pooling="mean"),
+    "hidden states": lambda llm, prompt: llm.embed(prompt, pooling="none"),
+    "all next tokens": lambda llm, prompt: llm.logprobs(prompt),
+    "all next tokens everywhere": lambda llm, prompt: llm.logprobs(prompt, positions="all"),
 }
 
 
@@ -124,7 +128,7 @@ def test_weights_that_cannot_be_looked_at_end_no_other_call(llm, monkeypatch):
     def fail(params):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("hybrid_jax.engine.engine.not_finite", fail)
+    monkeypatch.setattr("hybrid_jax.engine.damage.not_finite", fail)
     vars(llm._engine).pop("damaged_weights", None)
     with pytest.raises(FloatingPointError, match=f"{WORDS}.*; the weights could not be looked at"):
         llm.generate(BAD, GREEDY)
@@ -164,6 +168,9 @@ def test_errors_come_back_in_place(llm, sound):
     vectors = llm.embed([BAD, GOOD, 5], errors="return")
     assert isinstance(vectors[0], FloatingPointError) and isinstance(vectors[2], ValueError)
     np.testing.assert_array_equal(vectors[1], sound.embed(GOOD)[0])
+    all_tokens = llm.logprobs([BAD, GOOD], errors="return")
+    assert isinstance(all_tokens[0], FloatingPointError)
+    np.testing.assert_array_equal(all_tokens[1], sound.logprobs(GOOD)[0])
     assert llm.generate([], errors="return") == []
     assert llm.embed([], errors="return") == []
     too_long = llm.generate([GOOD, "x" * 2000], GREEDY, errors="return")
@@ -172,6 +179,21 @@ def test_errors_come_back_in_place(llm, sound):
         llm.generate(GOOD, GREEDY, errors="ignore")
     with pytest.raises(ValueError, match="sampling_params: 2 prompts need as many, got 1"):
         llm.generate([GOOD, BAD], [GREEDY], errors="return")
+
+
+def test_a_sum_that_overflows_before_the_last_place_is_found():
+    """The logits that the next token is drawn from are finite, and so are all hidden states."""
+
+    def compute(part):
+        return np.where(part[:, :1] == 7, np.inf, -1.0)
+
+    states = np.arange(50.0)[:, None]
+    hidden = [states[20:], ValueError("too long"), states]
+    found = all_logprobs(hidden, 3, compute, lambda: "look there")
+    np.testing.assert_array_equal(found[0], np.full((30, 3), -1.0))
+    assert found[1] is hidden[1]
+    assert isinstance(found[2], FloatingPointError)
+    assert str(found[2]).startswith("prompt 2: ") and str(found[2]).endswith("; look there")
 
 
 def test_a_batch_file_has_an_error_line_and_the_other_answers(llm, tmp_path):

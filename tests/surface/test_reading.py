@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import jax
 import numpy as np
 import pytest
 
 from hybrid_jax import SamplingParams
+from hybrid_jax.models.decoder import forward
 from tests.surface.conftest import HEAD
 
 
@@ -173,5 +175,68 @@ def test_a_mean_is_of_all_tokens(bundled):
 
 
 def test_another_pooling_is_refused(bundled):
-    with pytest.raises(ValueError, match="embed: pooling must be 'last' or 'mean', got 'max'"):
+    with pytest.raises(ValueError, match="pooling must be 'last', 'mean' or 'none', got 'max'"):
         bundled.embed("a", pooling="max")
+
+
+def test_the_vectors_of_all_tokens_are_those_of_the_prompts_that_end_there(bundled):
+    bundled.reset_prefix_cache()
+    vectors = bundled.embed([HEAD, "import os"], pooling="none", normalize=False)
+    assert [array.shape for array in vectors] == [(len(HEAD), 192), (9, 192)]
+    assert all(array.dtype == np.float32 for array in vectors)
+    prefixes = bundled.embed([HEAD[:n] for n in range(1, len(HEAD) + 1)], normalize=False)
+    assert np.allclose(vectors[0], prefixes, atol=1e-3)
+    [mean] = bundled.embed(HEAD, pooling="mean", normalize=False)
+    assert np.allclose(vectors[0].mean(axis=0), mean, atol=1e-5)
+    [unit] = bundled.embed(HEAD, pooling="none")
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1)
+
+
+def test_log_probabilities_of_all_tokens_are_those_of_a_forward_pass(bundled):
+    """Prompts of more and of fewer tokens than one prefill takes, cold and from the cache."""
+    texts = [HEAD, "import os\n" * 45, "x"]
+    bundled.reset_prefix_cache()
+    cold, warm = (bundled.logprobs(texts, positions="all") for _ in range(2))
+    last = bundled.logprobs(texts)
+    for text, every, again, after in zip(texts, cold, warm, last, strict=True):
+        ids = np.asarray(bundled.encode(text))
+        logits = forward(bundled._params, ids[None], bundled.model_config)[0]
+        want = np.asarray(jax.nn.log_softmax(logits))
+        assert every.dtype == np.float32 and every.shape == want.shape
+        assert np.allclose(every, want, atol=1e-3) and np.allclose(again, want, atol=1e-3)
+        assert after.shape == want.shape[1:] and np.allclose(after, want[-1], atol=1e-3)
+
+
+def test_log_probabilities_of_all_tokens_hold_those_of_scores_and_of_drawn_tokens(bundled):
+    [every] = bundled.logprobs(HEAD + "    return 1", positions="all")
+    [score] = bundled.score(HEAD, "    return 1")
+    own = [every[len(HEAD) - 1 + n, token] for n, token in enumerate(score.token_ids)]
+    assert np.allclose(own, score.token_logprobs, atol=1e-4)
+    [after] = bundled.logprobs(HEAD)
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)
+    [output] = bundled.generate(HEAD, params)
+    [best] = output.outputs[0].logprobs
+    assert list(best) == list(np.argsort(-after, kind="stable")[:20])
+    assert np.allclose([found.logprob for found in best.values()], after[list(best)], atol=1e-4)
+
+
+def test_what_comes_after_a_prompt_may_use_the_cache(bundled):
+    prompt = "class Known:\n" + "    value = 1\n" * 12
+    bundled.logprobs(prompt)
+    before = bundled.stats()
+    bundled.logprobs([prompt + "    x", prompt + "    y"])
+    after = bundled.stats()
+    assert after["cache_hits"] - before["cache_hits"] == 2
+    bundled.logprobs(prompt + "    z", positions="all")
+    assert bundled.stats()["cache_hits"] == after["cache_hits"]
+
+
+def test_a_bad_prompt_of_several_keeps_its_place(bundled):
+    [good, bad] = bundled.logprobs(["import os", ""], errors="return")
+    assert good.shape == (bundled.model_config.vocab_size,)
+    assert isinstance(bad, ValueError) and "prompt 1: is empty" in str(bad)
+    assert bundled.logprobs([]) == []
+    with pytest.raises(
+        ValueError, match="logprobs: positions must be 'last' or 'all', got 'first'"
+    ):
+        bundled.logprobs("a", positions="first")

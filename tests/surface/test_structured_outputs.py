@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from dataclasses import replace
 
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
+from hybrid_jax.constraints.grammar import Grammars
 from tests.constraints.test_thoughts import ALWAYS, LFM2, marked_tokenizer
 from tests.surface.conftest import tiny_llm
 from tests.tiny_models import redrawn, tiny_model
@@ -215,6 +218,41 @@ def test_a_wrong_form_stops_the_call_before_anything_runs(llm):
     ):
         llm.generate(["a", "b"], [SamplingParams(max_tokens=4), wrong])
     assert llm.stats() | {"peak_memory_bytes": None} == before
+
+
+def test_other_tasks_go_on_while_a_new_form_is_tried(llm, monkeypatch):
+    tried, began, go_on = Grammars._tried, threading.Event(), threading.Event()
+
+    def slow(self, wanted):
+        began.set()
+        assert go_on.wait(60), "the other request ends meanwhile"
+        return tried(self, wanted)
+
+    monkeypatch.setattr(Grammars, "_tried", slow)
+    form = StructuredOutputsParams(regex="[cd]{3}")
+    params = SamplingParams(max_tokens=9, seed=1, structured_outputs=form)
+
+    async def last_of(deltas):
+        return [delta async for delta in deltas][-1].output
+
+    async def main():
+        waiting = asyncio.create_task(last_of(llm.astream(HEAD, params)))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        other = await last_of(llm.astream(HEAD, SamplingParams(max_tokens=2)))
+        go_on.set()
+        return await waiting, other
+
+    formed, other = asyncio.run(main())
+    assert re.fullmatch("[cd]{3}", formed.outputs[0].text)
+    assert int(formed.request_id) + 1 == int(other.request_id)  # in the order of the calls
+    monkeypatch.setattr(Grammars, "_tried", None)
+    again = asyncio.run(last_of(llm.astream(HEAD, params)))
+    assert again.outputs[0].text == formed.outputs[0].text
+    monkeypatch.setattr(Grammars, "_tried", tried)
+    wrong = replace(params, structured_outputs=StructuredOutputsParams(regex="[cd"))
+    with pytest.raises(ValueError, match=r"prompt 0: .*\[cd"):
+        asyncio.run(last_of(llm.astream(HEAD, wrong)))
 
 
 def test_a_model_that_likes_to_think_thinks_first():

@@ -35,6 +35,8 @@ DOING = {
     "exact": "prompts and tokens",
     "prompt_logprobs": "log-probabilities of prompts",
     "pooled_hidden": "vectors",
+    "all_hidden": "hidden states of prompts",
+    "all_logprobs": "log-probabilities of all tokens",
 }
 
 

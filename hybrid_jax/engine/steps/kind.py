@@ -72,11 +72,13 @@ class Results(NamedTuple):
         sampled, drafted: as in `Made`.
         prompt: log-probabilities of prompts, or None.
         pooled: float32[R, D] sums of hidden states, or None.
+        hidden: float32[R, T, D] hidden states after the last norm, or None.
     """
 
     sampled: Sampled
     prompt: Sampled | None = None
     pooled: Any = None
+    hidden: Any = None
     drafted: Any = None
 
 
@@ -253,8 +255,10 @@ class StepKind(abc.ABC):
                 row.new_logprobs = [logprobs_at(sampled, place, count) for place in drawn]
             if not isinstance(row, PrefillRow):
                 continue
-            if results.pooled is not None and row.pooled:
-                row.hidden = np.asarray(results.pooled[line])
+            if row.pooled:
+                summed = row.request.pooling != "none"
+                found = results.pooled[line] if summed else results.hidden[line, : row.length]
+                row.hidden = np.asarray(found)
                 row.not_finite |= not np.isfinite(row.hidden).all()
             count = row.request.params.prompt_logprobs
             if prompt is not None and count is not None and row.reads:

@@ -73,8 +73,24 @@ def pooled_hidden(
     return jnp.where(counts[:, :, None], normed.astype(jnp.float32), 0).sum(axis=1)
 
 
+def all_hidden(params: dict, h: jax.Array, *, model: Model) -> jax.Array:
+    """Hidden states h [R, T, D] before the last norm to float32[R, T, D] after it."""
+    return decoder.normed_hidden(params, h, model.config).astype(jnp.float32)
+
+
+def all_logprobs(params: dict, h: jax.Array, *, model: Model) -> jax.Array:
+    """Hidden states after the last norm, float32[N, D], to the log-probabilities of all tokens, float32[N, V]."""
+    logits = decoder.head_logits(params, h.astype(decoder.activation_dtype(params)), model.config)
+    return logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+
 # Programs that read what a prefill has made of prompts, and change nothing.
-READERS = {"prompt_logprobs": prompt_logprobs, "pooled_hidden": pooled_hidden}
+READERS = {
+    "prompt_logprobs": prompt_logprobs,
+    "pooled_hidden": pooled_hidden,
+    "all_hidden": all_hidden,
+    "all_logprobs": all_logprobs,
+}
 # By the name of their programs. The first argument is donated.
 CHANGES = {
     "write_slots": write_slots,
