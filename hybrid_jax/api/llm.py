@@ -517,9 +517,9 @@ class LLM:
 
         Example:
             >>> llm = LLM()
-            >>> [after] = llm.logprobs("import nump")
+            >>> [after] = llm.logprobs("import os\\nimport sy")
             >>> after.shape == (llm.model_config.vocab_size,), llm.decode([after.argmax()])
-            (True, 'y')
+            (True, 's')
         """
         check_positions(positions)
         pooling: Pooling = "last" if positions == "last" else "none"
