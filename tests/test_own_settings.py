@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import config as jax_config
+from jax._src import mesh as jax_mesh
 
-from hybrid_jax.process.own_settings import OWN, own_settings
-
-# Settings of jax that stay the caller's: where programs are kept, what is logged and dumped, which devices there are,
-# what only other processes or exports read, and names in messages.
-CALLERS = (
-    *("jax_compilation_cache_", "jax_persistent_cache_", "jax_enable_compilation_cache"),
-    *("jax_log", "jax_explain", "jax_debug_log_modules", "jax_debug_leaked", "jax_pprint"),
-    *("jax_traceback", "jax_include_full_tracebacks", "jax_hlo_source_file", "jax_source_url"),
-    *(
-        "jax_platforms",
-        "jax_default_device",
-        "jax_num_cpu_devices",
-        "jax_pjrt_client",
-        "jax_cpu_",
-        "jax_thread_guard",
-    ),
-    *("jax2tf_", "jax_export_", "jax_serialization", "jax_share_binary", "jax_distributed_"),
-    *("jax_mtls_", "jax_enable_preemption", "jax_enable_recoverability", "jax_pgle_"),
-    *("jax_remove_custom_partitioning", "jax_send_traceback", "jax_mosaic_unzip_debug"),
-)
-
+from hybrid_jax.process.own_settings import BLOCKS, CALLERS, OWN, own_settings
 
 @pytest.fixture
 def process():
@@ -48,6 +33,40 @@ def process():
 def test_every_setting_of_jax_is_ours_or_the_callers():
     unknown = [n for n in jax_config.config_states if n not in OWN and not n.startswith(CALLERS)]
     assert not unknown, f"decide whether {unknown} change programs: OWN or CALLERS"
+
+
+def test_what_jax_keeps_for_blocks_is_known():
+    """Each has another value inside of its block, and programs are traced under that."""
+    kept = {
+        name
+        for module in (jax_config, jax_mesh)
+        for name, value in vars(module).items()
+        if isinstance(value, jax_config.config_ext.Config)
+    }
+    states = {id(state) for state in jax_config.config_states.values()}
+    assert kept
+    unknown = [
+        name
+        for name in sorted(kept - set(BLOCKS))
+        if id(getattr(jax_config, name, None)) not in states
+    ]
+    assert not unknown, f"decide whether a block of {unknown} changes programs: BLOCKS"
+
+
+def test_own_values_are_those_of_jax():
+    """Read in a process without settings. A guard that is not set allows everything."""
+    code = (
+        "import jax; from hybrid_jax.process.own_settings import OWN\n"
+        "for name, own in OWN.items():\n"
+        "    value = jax.config.values.get(name, own)\n"
+        "    value = value.name.lower() if hasattr(value, 'name') else value\n"
+        "    if value != own: print(name, value, own)"
+    )
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("JAX_", "XLA_"))}
+    run = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
+    assert not run.stderr
+    differ = [line.split() for line in run.stdout.splitlines()]
+    assert all("guard" in name and told == ["None", "allow"] for name, *told in differ), differ
 
 
 def test_own_values_hold_inside_and_those_of_the_process_behind(process):

@@ -108,6 +108,18 @@ OWN: dict[str, Any] = {
     "jax_use_emit_pipeline_primitive": False,
     "jax_mosaic_allow_hlo": False,
 }
+# Settings that stay the caller's, by how their names begin: where programs are kept, what is logged and dumped, which
+# devices there are, what only other processes or exports read, and names in messages. They change no program.
+CALLERS = (
+    *("jax_compilation_cache_", "jax_persistent_cache_", "jax_enable_compilation_cache"),
+    *("jax_log", "jax_explain", "jax_debug_log_modules", "jax_debug_leaked", "jax_pprint"),
+    *("jax_traceback", "jax_include_full_tracebacks", "jax_hlo_source_file", "jax_source_url"),
+    *("jax_platforms", "jax_default_device", "jax_num_cpu_devices", "jax_pjrt_client", "jax_cpu_"),
+    *("jax_thread_guard", "jax_export_", "jax_serialization", "jax_share_binary", "jax2tf_"),
+    *("jax_mtls_", "jax_enable_preemption", "jax_enable_recoverability", "jax_distributed_"),
+    *("jax_remove_custom_partitioning", "jax_send_traceback", "jax_mosaic_unzip_debug"),
+    "jax_pgle_",
+)
 # What jax keeps for a `with` block and has no name in `jax.config`: meshes, where to compute, and the like.
 BLOCKS = (
     *("mesh_context_manager", "abstract_mesh_context_manager", "device_context"),

@@ -25,14 +25,13 @@ from jax.experimental import serialize_executable
 
 import pallas_kernels
 from hybrid_jax.engine.programs.compile_cache import compiled
+from hybrid_jax.process.own_settings import CALLERS, OWN
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 COMPILERS = ("jax", "triton", "nvidia-")  # the names of packages begin like this
 DRIVER = Path("/proc/driver/nvidia/version")
 DIGEST_BYTES = 16  # in front of a program in its file
 UNUSED_SECONDS = 90 * 86_400.0  # programs that were not used for so long are deleted
-# Settings of jax that do not change a program: where and how jax keeps programs, and what it prints.
-KEEPS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback")
 
 
 class ProgramStore:
@@ -203,9 +202,10 @@ def _settings() -> Iterator[str]:
     yield f"{jax.__version__} XLA_FLAGS={os.environ.get('XLA_FLAGS')}"
     yield from _versions()
     yield _driver()
-    for name, value in sorted(jax.config.values.items()):
-        if not name.startswith(KEEPS):
-            yield f"{name}={value!r}"
+    for name in sorted(jax.config.values):
+        if name in OWN or not name.startswith(CALLERS):
+            # Of most settings a thread may have a value of its own; of flags there is one.
+            yield f"{name}={getattr(jax.config, name, jax.config.values[name])!r}"
 
 
 @functools.cache
