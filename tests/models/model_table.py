@@ -31,7 +31,7 @@ transformers on tiny random models of odd shapes (`tests/parity`): logits within
 delta nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and
 value ([below](#fields-of-configjson)). A quantised checkpoint is refused too.
 
-This page is made from the code, by `python -m tests.models.model_table`, and a test compares it.
+This page is made from the code, by `python -m tests.models.model_table`, and a test checks it.
 """
 KINDS_HEAD = """
 ## Kinds of recurrent layers
@@ -52,8 +52,8 @@ Transformers decides what a file means. Each field that its config class knows i
 value, or makes no difference here. Null and absent mean what transformers makes of them. A field that transformers does
 not know makes no difference either; a logger named `hybrid_jax.models` says at level INFO which ones a file has.
 
-`tests/parity/test_fields.py` gives every field of every family other values. It asks that the logits change as those of
-transformers {version} do, or that the value is refused.
+`tests/parity/test_fields.py` gives every field of every family other values. It checks that the logits change as those
+of transformers {version} do, or that the value is refused.
 
 {refused}
 
@@ -77,9 +77,9 @@ No released Granite has a head. For `granitemoehybrid` the tensors have the name
 KNOWN_HEAD = """
 ## Known sizes
 
-`inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that
-have both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` comes with
-weights ([The bundled models](bundled_model.md)). `LLM()` without a name runs another model in the package, a
+`inspect` and `simulate` take these by name, or by the name of a repository on the hub. `pool-sim` takes those that have
+both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` comes with weights
+([The bundled models](bundled_model.md)). `LLM()` without a name runs another model in the package, a
 `granitemoehybrid`.
 
 The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -
@@ -92,8 +92,8 @@ LENGTH = 8192
 TAIL = """
 ## A small model without weights
 
-A config.json with small sizes and random weights show how a family runs here, and how fast. Such a model has no
-tokenizer: it takes and gives token ids. `hybrid_jax/models/families/` names the tensors of each family, and loading
+With a config.json of small sizes and random weights you can see how a family runs here, and how fast. Such a model has
+no tokenizer: it takes and gives token ids. `hybrid_jax/models/families/` names the tensors of each family, and loading
 names the first one that is missing, with its shape.
 
 ```python run
