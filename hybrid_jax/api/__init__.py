@@ -1,4 +1,4 @@
-"""What a caller holds: `LLM`, feeds, prompts' way into the engine, outputs, and the thread that owns the engine.
+"""What a caller holds: `LLM`, feeds, the path of prompts into the engine, outputs, and the thread that owns the engine.
 
 May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, models, process, schedule,
 sizing, text, weights.

@@ -48,7 +48,7 @@ class Feed:
     Args:
         thread: of the LLM.
         accept: makes jobs of prompts and parameters, or raises.
-        foresee: gets ready what parameters ask for, and returns at once.
+        foresee: prepares what parameters request, and returns at once.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Feed:
     def foresee(self, sampling_params: SamplingParams) -> None:
         """Says which parameters will be added later.
 
-        If they ask for a form of the text that is new, it is tried while other prompts run. Otherwise `add` does that,
-        and no turn is taken meanwhile. If they ask for log-probabilities, penalties or a form, programs that the engine
+        If they request a form that is new, it is tried while other prompts run. Without this call, `add` tries it, and
+        no turn is taken meanwhile. If they request log-probabilities, penalties or a form, programs that the engine
         compiles from now on can do all of this, in place of one program for each.
         """
         if sampling_params.asks_more_than_tokens and not self._expects_everything:

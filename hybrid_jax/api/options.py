@@ -27,7 +27,7 @@ OFF = "off"  # no speculation
 
 
 class LaterOptions(TypedDict, total=False):
-    """Options of features that do not exist yet. Type checkers accept only the value that asks for nothing."""
+    """Options of features that do not exist yet. Type checkers accept only the value that leaves them off."""
 
     quantize: None
     mesh: None
@@ -88,7 +88,7 @@ def engine_options(
 
     Args:
         given: the keywords.
-        own: other keywords of the caller, which a wrong name may stand for.
+        own: other keywords of the caller, which may be meant by a wrong name.
 
     Raises:
         ValueError, NotImplementedError, TypeError: as `LLM` describes.

@@ -48,7 +48,7 @@ class RequestMetrics:
         num_generation_tokens: tokens generated, in all completions together.
         num_first_tokens: those of them that came together with the first one, since a dispatch brings several.
         num_preemptions: how often it gave its memory back and started again.
-        num_verifications: passes over the weights that judged drafts, of all completions together; each brought one
+        num_verifications: passes over the weights that judged drafts, of all completions together; each yielded one
             token and the drafts that were accepted. 0 without speculation.
         num_draft_tokens, num_accepted_tokens: draft tokens that were judged, and those that became output.
         accepted_by_position: how many drafts were accepted in the first, second, ... place after the row's own token;
@@ -162,11 +162,11 @@ class CompletionOutput:
         index: which of the prompt's `n` completions.
         text: the new text; empty without a tokenizer, or with `detokenize=False`.
         token_ids: the new tokens, a stop token included.
-        cumulative_logprob: sum over the chosen tokens; None unless logprobs were asked for.
-        logprobs: per token a dict from token id to `Logprob`; None unless asked for.
+        cumulative_logprob: sum over the chosen tokens; None unless logprobs were requested.
+        logprobs: per token a dict from token id to `Logprob`; None unless requested.
         finish_reason: "stop", "length" or "abort".
         stop_reason: the stop string, or the caller's stop token id, that ended it; None for the model's own. With
-            "abort", why the text could not go on in the form that was asked for.
+            "abort", why the text could not continue in the requested form.
 
     Example:
         >>> CompletionOutput(index=0, text=" the", token_ids=(262,), finish_reason="length")
@@ -266,7 +266,7 @@ class Delta:
         index: which of the prompt's `n` completions.
         text: new text; empty while a character or a possible stop string is incomplete.
         token_ids: new tokens.
-        logprobs: of the new tokens, as in `CompletionOutput`; None unless asked for.
+        logprobs: of the new tokens, as in `CompletionOutput`; None unless requested.
         finish_reason, stop_reason: set on the completion's last delta.
         output: on the prompt's last delta, everything `generate` would have returned; None before.
 

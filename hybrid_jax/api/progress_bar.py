@@ -50,9 +50,9 @@ class Compiling:
         return f"compiling the program for {self.what}{which}: {seconds:.0f} s{KEPT}"
 
 
-# These belong to the process, as stderr does: the bars on the screen, the one begun last at the end; what puts those
-# there that wait for their moment; what is being compiled; what takes its words away where no bar shows them; and
-# whether the process is a command of ours.
+# These belong to the process, as stderr does: the bars on the screen, the latest one last; calls that show the bars
+# still waiting; what is being compiled; calls that remove the words about it where no bar shows them; and whether the
+# process is a command of ours.
 _bars: list[object] = []
 _waiting: list[Callable[[], object]] = []
 _compiling: Compiling | None = None
@@ -62,7 +62,7 @@ _of_a_command = False
 
 @contextmanager
 def as_a_command() -> Iterator[None]:
-    """Inside, the process is a command of ours, and what it shows on a terminal is no surprise to anybody."""
+    """Inside, the process is a command of ours, so what it shows on a terminal surprises nobody."""
     global _of_a_command
     _of_a_command = True
     try:

@@ -1,6 +1,6 @@
 """What an `LLM` is made of: weights, the engine's settings on this device, and the engine.
 
-All that an `LLM` needs jax for, when it is made, stands here. `api.llm` loads this module at that time, so that
+Everything for which a new `LLM` needs jax stands here. `api.llm` loads this module when an `LLM` is made, so that
 importing `LLM` loads no jax.
 """
 
@@ -112,7 +112,7 @@ def start_params(
 def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
     """A model whose answers also end at the tokenizer's end token.
 
-    Models that were trained to talk often have config.json from the model without, and the token that ends an answer
+    Models that were trained to talk often have the config.json of their base model, and the token that ends an answer
     stands only beside the tokenizer.
     """
     token = None if tokenizer is None else tokenizer.eos_token_id
@@ -123,7 +123,7 @@ def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelCon
 
 
 def _of_32_bits(leaf: Any) -> Any:
-    """An array of weights; if a caller with jax_enable_x64 made it of 64 bits, then in 32, as programs take it."""
+    """An array of weights, in 32 bits as programs take it, even if a caller with jax_enable_x64 made it of 64."""
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
 

@@ -89,7 +89,7 @@ ACCEPTED = re.compile(r"accepted_at_(\d+)")
 
 
 class Stats(dict[str, Any]):
-    """Numbers by name. As text, and in a notebook, they stand in groups, each with what it means.
+    """Numbers by name. As text, and in a notebook, they stand in groups, each with its meaning.
 
     Example:
         >>> print(Stats(requests=2, cache_hits=1))

@@ -1,6 +1,6 @@
 """The files of a model's directory: what each is for, and how the small ones are read.
 
-One table, `FILES`, says which files are read, which of them go along when a model is written anew, and which are left
+One table, `FILES`, says which files are read, which of them are copied when a model is written anew, and which are left
 out although they may matter.
 """
 
@@ -145,7 +145,7 @@ def files_of(folder: Path, *roles: Role) -> Iterator[tuple[Path, KnownFile]]:
 
 
 def carried(folder: Path) -> list[Path]:
-    """The paths, from a model's directory, of the files that go along when the model is written elsewhere.
+    """The paths, from a model's directory, of the files that are copied when the model is written elsewhere.
 
     Raises:
         ValueError: something that is no file has one of their names.
@@ -168,7 +168,7 @@ def check_small_files(folder: Path, where: str) -> None:
 
 
 def copy_carried(source: Path, target: Path) -> None:
-    """Copies what goes along with a model, and removes what an earlier model left there under these names.
+    """Copies the files that belong to a model, and removes what an earlier model left there under these names.
 
     Args:
         source: a model's directory. target: another one, which exists; nothing is done if it is the same.
@@ -188,7 +188,7 @@ def copy_carried(source: Path, target: Path) -> None:
 
 
 def refuse_adapter(folder: Path, where: str) -> None:
-    """Refuses a directory with an adapter (LoRA and its like), whether it has whole weights too or not.
+    """Refuses a directory with an adapter (LoRA and its like), even if it also has whole weights.
 
     Raises:
         NotImplementedError: there is one.
@@ -229,7 +229,7 @@ def other_tokenizers(folder: Path) -> list[str]:
 
 
 def hub_snapshot(folder: Path, where: str) -> Path:
-    """The directory of a model in a cache of the hub, if `folder` is one there that is above it; else `folder`.
+    """The snapshot of a model in the hub's cache, if `folder` is the model's folder there; else `folder`.
 
     Such a cache has models--ORG--NAME/snapshots/HASH, and names the newest HASH in refs/main.
 
@@ -308,7 +308,7 @@ def read_text(file: Path, where: str) -> str:
 def read_json(file: Path, where: str = "load_model") -> dict[str, Any]:
     """The object in a JSON file.
 
-    Of a name that an object has twice the last value counts, as in transformers, and the log says so.
+    If an object has a name twice, the last value counts, as in transformers, and the log says so.
 
     Raises:
         ValueError: the file cannot be read or holds something else. The message names the file.

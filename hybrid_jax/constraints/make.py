@@ -1,4 +1,4 @@
-"""Makes of sampling parameters what limits the tokens of each completion, and checks it before anything runs."""
+"""Turns sampling parameters into limits on the tokens of each completion, and checks them before anything runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Constraints:
         stop_ids: frozenset[int],
         thoughts: Thoughts | None = None,
     ) -> TokenLimits:
-        """What the tokens of one prompt's completions must keep to.
+        """The limits on the tokens of one prompt's completions.
 
         Args:
             index: of the prompt, for messages.
@@ -104,7 +104,7 @@ class Constraints:
         return wanted is not None and known is not None and not known.has(wanted.form)
 
     def foresee(self, params: SamplingParams) -> None:
-        """Says that a prompt with these parameters will come, and returns at once. Its form is tried meanwhile."""
+        """Announces a prompt with these parameters, and returns at once. Its form is tried in the background."""
         if params.structured_outputs is not None and self._grammars is not None:
             self._grammars.foresee(params.structured_outputs.form)
 

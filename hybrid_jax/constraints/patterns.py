@@ -1,9 +1,9 @@
 """Regular expressions, written again so that every reader of them means the same.
 
 Dialects differ: `[a&&b]` and `a++` mean something else to llguidance (which reads as Rust's crate regex does) than to
-Python and ECMAScript, and `\\d`, `\\w`, `\\s` and `.` are other sets in each of them. Here an expression is taken apart
-and written in the part of the notation that all share. Each set is written out, in the sense that is safe: what is
-matched is matched by all dialects.
+Python and ECMAScript, and `\\d`, `\\w`, `\\s` and `.` are different sets in each. Here an expression is taken apart
+and written in the part of the notation that all share. Each set is written out in the safe sense: all dialects match
+what it matches.
 """
 
 from __future__ import annotations

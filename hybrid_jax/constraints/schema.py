@@ -1,7 +1,7 @@
 """A JSON schema, written again so that llguidance follows all of it, or refused.
 
-llguidance (1.9.1) ignores or mistakes some of what a schema may say, without a word. Here each keyword is known to be
-followed, is brought into a form that is followed, changes nothing, or is refused by its name, value and place. A
+llguidance (1.9.1) silently ignores or misreads some of what a schema may say. Here each keyword is known to be
+followed, is rewritten into a form that is followed, changes nothing, or is refused with its name, value and place. A
 keyword that no draft of JSON Schema has is ignored, as by every validator.
 """
 
@@ -20,7 +20,7 @@ from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 from hybrid_jax.constraints.references import places, pointer_of
 
 # Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
-# write nothing else. None comes before the first token or after the last one.
+# write nothing else. There is none before the first token or after the last one.
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
 MAX_DEPTH = 100  # levels of schemas in schemas; llguidance reads 128 levels of JSON
 EXACT = 2**53  # up to here, 64-bit floats have every integer
@@ -462,7 +462,7 @@ class _One:
         return int(value)
 
     def _bound(self, keyword: str, value: Any) -> None:
-        """Brings a bound into `minimum` or `maximum`."""
+        """Writes a bound as `minimum` or `maximum`."""
         plain = keyword.removeprefix("exclusive").lower()
         if isinstance(value, bool) and keyword != plain:  # as in draft 4
             if plain not in self._given:
@@ -481,8 +481,8 @@ class _One:
     def _inside(self, plain: str, bound: int | float) -> int | float:
         """The first number inside a bound that the bound leaves out.
 
-        llguidance 1.9.1 lets 5 follow where more than 5 and at most 5.5 is asked for. And it compares all digits of a
-        number, when most readers keep 16 or 17 of them: to them, 5.00000000000000000001 is 5.
+        llguidance 1.9.1 allows 5 where more than 5 and at most 5.5 is required. And it compares all digits of a
+        number, while most readers keep 16 or 17 of them: to them, 5.00000000000000000001 is 5.
         """
         sign = 1 if plain == "minimum" else -1
         if "number" not in self._types():

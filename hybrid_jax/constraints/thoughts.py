@@ -94,13 +94,13 @@ def _crossing(mark: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[np.ndar
 class AfterThoughts:
     """Thoughts, and then a grammar: where one text stands. It has the methods of `GrammarState`.
 
-    No token is forbidden in thoughts but those that would begin the form in the middle of a token. The ends of the text
-    are not its business: they may come where the grammar is complete.
+    All tokens are allowed in thoughts, except those that would begin the form in the middle of a token. The thoughts do
+    not limit where the text may end: it may end where the grammar is complete.
 
     Args:
         grammar: at its start.
         marks: of the thoughts.
-        opened: the prompt has opened the thoughts. Otherwise the text may open them first of all, or begin the form.
+        opened: the prompt has opened the thoughts. Otherwise the text may begin with them, or with the form.
         tokenizer: of the model.
         vocab_size: of the model.
     """
@@ -171,7 +171,7 @@ class AfterThoughts:
         return self._grammar.allowed()[0]
 
     def _opens(self, token: int) -> bool:
-        """Whether a first token opens thoughts. If the form may begin so too, it does."""
+        """Whether a first token opens thoughts. If the form may begin with it too, it begins the form."""
         return token == self._marks.open_ids[0] and not _has(self._form, token)
 
     @property

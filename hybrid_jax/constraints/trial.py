@@ -1,6 +1,6 @@
 """Tries grammars in a process of its own before they are compiled here. The process runs `trial_worker.py`.
 
-Nothing in Python bounds what native code does once it was called: it cannot be interrupted, it may take all memory, and
+Nothing in Python bounds what native code does once it is called: it cannot be interrupted, it may take all memory, and
 if its stack overflows, the process ends. Threads share all of that, so only another process helps.
 """
 
@@ -38,7 +38,7 @@ Process = Any  # a subprocess.Popen whose pipes are there
 
 
 class NoTrial(Exception):
-    """No process can be had here. The message says why."""
+    """No process can be started here. The message says why."""
 
 
 def _nobody() -> Trial | None:
@@ -212,7 +212,7 @@ class Trial:
         self._worker.start(self)
 
     def refusal(self, source: str) -> str | None:
-        """Why a grammar must not be compiled here; None if it may be. Both are kept.
+        """Why a grammar must not be compiled here; None if it may be. Both answers are kept.
 
         Args:
             source: in llguidance's own notation.

@@ -56,7 +56,7 @@ def serve(library: Any, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def in_small_thread(function: Callable[[str], str | None], text: str) -> str | None:
-    """What a function returns, called where the stack is small."""
+    """What a function returns when it is called with a small stack."""
     answers: list[str | None] = []
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: answers.append(function(text)))
@@ -115,7 +115,7 @@ def drawn(mask: int, draw: random.Random) -> int:
 
 
 def limit_memory(num_bytes: int | None) -> None:
-    """No more memory than there is now and so many bytes, where the system tells and keeps that; None for no limit."""
+    """Allows so many bytes more than are in use, where the system reports and enforces that; None for no limit."""
     with suppress(OSError, ValueError, AttributeError):
         with open("/proc/self/statm", "rb") as file:
             held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -127,7 +127,7 @@ def limit_memory(num_bytes: int | None) -> None:
 
 
 def limit_seconds(seconds: int) -> None:
-    """No more processor time than was used so far and so many seconds."""
+    """Allows so many seconds of processor time more than were used so far."""
     with suppress(OSError, ValueError, AttributeError):
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, most = resource.getrlimit(resource.RLIMIT_CPU)
@@ -137,7 +137,7 @@ def limit_seconds(seconds: int) -> None:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """What the other side wrote at once; None if it has ended."""
+    """One frame that the other side wrote; None if that side has ended."""
     head = stream.read(4)
     if len(head) < 4:
         return None
@@ -146,7 +146,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    """Writes what the other side reads at once."""
+    """Writes one frame."""
     stream.write(struct.pack("<I", len(body)) + body)
     stream.flush()
 

@@ -14,7 +14,7 @@ from hybrid_jax.process.streams import forgiving
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Goes around imports of libraries that touch what is the caller's.
+    """Wraps imports of libraries that touch the caller's state, and restores it.
 
     jax asks stdout whether it is a terminal, and cannot be imported if that raises. jax and rich draw from the random
     generators of Python and numpy, which the caller may have seeded.

@@ -2,7 +2,7 @@
 
 Most settings of jax can differ between threads, and what a thread sets for itself goes before what the process has set.
 So the values here hold only while code of this package makes arrays, traces, compiles or runs, and the caller's own
-values hold again behind it.
+values hold again afterwards.
 """
 
 from __future__ import annotations

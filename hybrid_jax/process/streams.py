@@ -1,6 +1,6 @@
 """The standard streams of a program that is not ours: they may be missing, closed, replaced or broken.
 
-What this package says beside its results must never disturb the caller. So here nothing raises.
+Messages of this package must never disturb the caller. So nothing here raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encoding_of(stream: Any) -> str:
 
 
 class Forgiving(io.TextIOBase):
-    """A stream to write on, whatever becomes of it: characters that it lacks become "?", and errors are dropped."""
+    """A stream on which writing never fails: characters that it lacks become "?", and errors are dropped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Conversations as callers write them: checked, brought into the form that templates expect, and their ends found."""
+"""Conversations as callers write them: checked, converted to the form that templates expect, and their ends found."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ MARK = "kq-the-last-message-goes-on-here-kq"
 
 
 def check_continuation(continue_final_message: bool, add_generation_prompt: bool) -> None:
-    """ConversationError if the last message is to go on and another is to begin after it."""
+    """ConversationError if the last message is to be continued and another is to begin after it."""
     if continue_final_message and add_generation_prompt:
         raise ConversationError(
             "continue_final_message goes on with the last message, and add_generation_prompt begins another one, got "
@@ -305,7 +305,7 @@ def check_continuation(continue_final_message: bool, add_generation_prompt: bool
 
 
 def render_open(render: Callable[[Conversation], str], messages: Conversation) -> str:
-    """The text of a conversation up to the end of the last message's content, so that this message goes on.
+    """The text of a conversation up to the end of the last message's content, so that the model continues it.
 
     Spaces at its end are there only if the template keeps them.
 
@@ -314,7 +314,7 @@ def render_open(render: Callable[[Conversation], str], messages: Conversation) -
         messages: of the conversation, in the form that the template reads.
 
     Raises:
-        ConversationError: the last message has no content, or calls behind it, or the template does not print it as
+        ConversationError: the last message has no content, or calls after it, or the template does not print it as
             it is.
     """
     *others, last = messages
@@ -357,7 +357,7 @@ def message_ends(
     text: str,
     template: dict[str, Any],
 ) -> list[int]:
-    """Where some messages end in the text of their conversation: up to there, others that begin like it are the same.
+    """Where messages end in the text of their conversation. Others that begin like it have the same text up to there.
 
     A template may trim, move or drop parts of a message, so the text is not searched. Instead the conversation is
     rendered again with the next message's content changed. Up to where the two texts differ, nothing depends on it.

@@ -1,4 +1,4 @@
-"""Tokenizers that a caller brings: directories, objects of other libraries, and objects that encode and decode."""
+"""Tokenizers that a caller gives: directories, objects of other libraries, and objects that encode and decode."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def as_tokenizer(given: Any) -> Tokenizer:
 
 
 class GivenTokenizer(Tokenizer):
-    """A caller's object behind the interface of `Tokenizer`. It has no vocabulary of which a grammar could be made."""
+    """A caller's object behind the interface of `Tokenizer`. Without a vocabulary, no grammar can be made from it."""
 
     def __init__(self, given: Any) -> None:
         super().__init__(None, special_tokens=_special(given), chat_templates=_templates(given))

@@ -1,8 +1,8 @@
-"""The form of a conversation that a chat template reads, found by rendering small ones. Others are brought into it.
+"""The form of a conversation that a chat template reads, found by rendering small ones. Others are converted to it.
 
 Clients write one thing in several ways: a content as text or as a list of parts, arguments of a call as an object or as
-its JSON text, no content as null or as an empty text. Many templates know one of them, and print or lose the others
-without a word. So each template is tried once with words that stand nowhere else.
+its JSON text, no content as null or as an empty text. Many templates know one of them, and print the others as they
+are, or lose them. So each template is tried once with words that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def form_of(render: Render) -> TemplateForm:
     """The form that a template reads.
 
     Args:
-        render: makes text of messages, and may raise whatever it likes.
+        render: makes text of messages, and may raise any exception.
     """
     try:
         absent, arguments = _calls(render)

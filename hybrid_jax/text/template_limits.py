@@ -1,8 +1,8 @@
 """What a chat template may use: processor time, and the size of what it builds.
 
 A template comes with a model or from a caller. Jinja's sandbox keeps it away from Python, but not from loops in loops,
-nor from 'a' * 10**10. Here each turn of a loop and each call looks at the clock, and each operation that can make much
-of little says first how much it will make. What a template renders does not change.
+nor from 'a' * 10**10. Here each turn of a loop and each call looks at the clock. Each operation that can make a large
+value from a small one says first how large it will be. What a template renders does not change.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Budget:
     def weigh(self, *values: Any) -> int:
         """Characters and items in values, with all that is inside of them. Each list counts as often as it is reached.
 
-        Whatever looks into nested lists takes as long as that: a list that holds another twice, which holds another
-        twice, and so on, is small in memory and has no end in print.
+        Any operation that looks into nested lists takes as long as that: a list that holds another twice, which holds
+        another twice, and so on, is small in memory and has no end in print.
         """
         weight, seen, stack = 0, 0, list(values)
         while stack:
@@ -329,7 +329,7 @@ def _all_constant(node: nodes.List | nodes.Tuple) -> bool:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which everything that can make much of little asks the budget first.
+    """Jinja's sandbox, in which everything that can make a large value from a small one asks the budget first.
 
     Args:
         filters: more filters, or others of the same name.

@@ -179,7 +179,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations need no template of the caller's."""
+        """Whether conversations can be rendered without a template from the caller."""
         return "default" in self.chat_templates
 
     def __repr__(self) -> str:
@@ -206,8 +206,8 @@ class Tokenizer:
             messages: {"role": ..., "content": ...} in order.
             chat_template: the name of one of the model's templates, or Jinja source. None for its default, or for the
                 one called "tool_use" if there are tools and the model has that.
-            add_generation_prompt: end with the beginning of the assistant's answer; None unless the last message goes
-                on.
+            add_generation_prompt: end with the beginning of the assistant's answer; None for yes, unless the last
+                message is continued.
             continue_final_message: end with the last message's content, so that the answer goes on with it.
             tools: JSON schemas of tools, {"type": "function", "function": {"name": ..., "description": ...,
                 "parameters": ...}} each, for templates that use them.
@@ -300,12 +300,12 @@ class Tokenizer:
 
 
 def own_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy that neither truncates nor pads; the caller's own may go on to."""
+    """A copy that neither truncates nor pads; the caller's own may still do so."""
     return _whole(tokenizers.Tokenizer.from_str(backend.to_str()))
 
 
 def _sampled(backend: tokenizers.Tokenizer) -> None:
-    """Encodes and decodes a little, at which a damaged table panics."""
+    """Encodes and decodes a short text; with a damaged table, that panics."""
     for special in (False, True):
         with suppress(Exception):  # a text without tokens is no fault of the file
             backend.decode(backend.encode(SAMPLE, add_special_tokens=special).ids or [0])

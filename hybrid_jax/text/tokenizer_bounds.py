@@ -79,7 +79,7 @@ def _parts(text: str, with_model: bool) -> dict[str, Any]:
 
 
 def _after_sign(sign: str, text: str, position: int) -> int:
-    """Where a sign ends that must come next. ValueError if another one does."""
+    """Where the sign that must come next ends. ValueError if another one comes."""
     position = _after_space(text, position)
     if not text.startswith(sign, position):
         raise ValueError(f"no {sign}")

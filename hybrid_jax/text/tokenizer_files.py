@@ -145,7 +145,7 @@ def _added_tokens(file: Path, config: dict) -> dict[int, tokenizers.AddedToken]:
 
 
 def _with_special_tokens_map(folder: Path, special: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with what special_tokens_map.json says, which counts; lists of further tokens grow by its own."""
+    """The same with what special_tokens_map.json says, which wins; its further tokens are added to lists."""
     found = _sorted_out(read_json_if_there(folder / SPECIAL_TOKENS_FILE, "tokenizer"))
     if isinstance(more := found.get(EXTRA), list):
         before = special.get(EXTRA)

@@ -35,7 +35,7 @@ Tensors = dict[str, Any]  # by place in the tree of parameters, such as "layers.
 
 
 def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -> Tensors:
-    """What a model with a cut does not share with the model without: the cut's weights and what later layers read with.
+    """What a model with a cut has of its own: the cut's weights, and those with which later layers read.
 
     The head on the cut is among them if the config has it.
 

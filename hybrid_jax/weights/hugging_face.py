@@ -281,7 +281,7 @@ def _layer_of(name: str, family: Family) -> int:
 
 
 def _matters(name: str, family: Family) -> bool:
-    """Whether a tensor that nothing reads may be a part of the layers, whose results would be others with it.
+    """Whether a tensor that nothing reads may be a part of the layers, so that it would change their results.
 
     Other parts of a model, such as a vision tower, a head that scores, or an optimizer, change nothing.
     """
