@@ -15,6 +15,7 @@ from jax._src import mesh as jax_mesh
 
 from hybrid_jax.process.own_settings import BLOCKS, CALLERS, OWN, own_settings
 
+
 @pytest.fixture
 def process():
     """Sets settings of the process, until the end of the test."""

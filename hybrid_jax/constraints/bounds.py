@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -108,19 +108,37 @@ def check_bounds(wanted: StructuredOutputsParams, bounds: Bounds) -> None:
         Traceback (most recent call last):
         hybrid_jax.constraints.bounds.TooLarge: maxItems is 2147483647, the limit is 100000
     """
-    if wanted.json is not None:
-        text = str(wanted.json)
-        _at_most("the length of the schema", len(text), bounds.schema_chars)
-        check_schema(json.loads(text), bounds)
-    elif wanted.regex is not None:
-        _at_most("the length of the expression", len(wanted.regex), bounds.text_chars)
-        check_regex("the expression", wanted.regex, bounds)
-    elif wanted.choice is not None:
-        _at_most("the number of choices", len(wanted.choice), bounds.choices)
-        _at_most("the length of all choices", sum(map(len, wanted.choice)), bounds.choice_chars)
-    elif wanted.grammar is not None:
-        _at_most("the length of the grammar", len(wanted.grammar), bounds.text_chars)
-        check_lark(wanted.grammar, bounds)
+    CHECKS[wanted.kind](wanted.value, bounds)
+
+
+def _check_json(text: str, bounds: Bounds) -> None:
+    _at_most("the length of the schema", len(text), bounds.schema_chars)
+    check_schema(json.loads(text), bounds)
+
+
+def _check_expression(text: str, bounds: Bounds) -> None:
+    _at_most("the length of the expression", len(text), bounds.text_chars)
+    check_regex("the expression", text, bounds)
+
+
+def _check_choice(texts: tuple[str, ...], bounds: Bounds) -> None:
+    _at_most("the number of choices", len(texts), bounds.choices)
+    _at_most("the length of all choices", sum(map(len, texts)), bounds.choice_chars)
+
+
+def _check_grammar(text: str, bounds: Bounds) -> None:
+    _at_most("the length of the grammar", len(text), bounds.text_chars)
+    check_lark(text, bounds)
+
+
+# What each kind of form is measured by, from its value.
+CHECKS: dict[str, Callable[[Any, Bounds], None]] = {
+    "json": _check_json,
+    "regex": _check_expression,
+    "choice": _check_choice,
+    "grammar": _check_grammar,
+    "json_object": lambda value, bounds: None,
+}
 
 
 def _at_most(what: str, value: float, limit: int) -> None:

@@ -8,7 +8,7 @@ import re
 import reprlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,18 @@ LIMITS: dict[str, int | bool] = {
     "max_grammar_size": 500_000,
 }
 MAX_MESSAGE = 160  # characters of the library's own message
+
+
+# How each kind of form becomes a grammar in llguidance's own notation, from LLMatcher and the form's value.
+SOURCES: dict[str, Callable[[Any, Any], str]] = {
+    "json": lambda matcher, schema: matcher.grammar_from_json_schema(followed(schema)),
+    "regex": lambda matcher, text: matcher.grammar_from_regex(portable(text, ecma=False)),
+    "choice": lambda matcher, texts: matcher.grammar_from_regex("|".join(map(re.escape, texts))),
+    "grammar": lambda matcher, text: matcher.grammar_from_lark(followed_inside(text)),
+    "json_object": lambda matcher, _: matcher.grammar_from_json_schema(
+        followed(json.dumps({"type": "object"}))
+    ),
+}
 
 
 class Grammars:
@@ -259,14 +271,7 @@ def _untried(wanted: StructuredOutputsParams) -> str | None:
 
 def _source(matcher: Any, wanted: StructuredOutputsParams) -> str:
     """The grammar in llguidance's own notation."""
-    if wanted.kind == "regex":
-        return matcher.grammar_from_regex(portable(wanted.regex or "", ecma=False))
-    if wanted.kind == "choice":
-        return matcher.grammar_from_regex("|".join(map(re.escape, wanted.choice or ())))
-    if wanted.kind == "grammar":
-        return matcher.grammar_from_lark(followed_inside(wanted.grammar or ""))
-    schema = str(wanted.json) if wanted.kind == "json" else json.dumps({"type": "object"})
-    return matcher.grammar_from_json_schema(followed(schema))
+    return SOURCES[wanted.kind](matcher, wanted.value)
 
 
 def _refusal(wanted: StructuredOutputsParams, message: str) -> ValueError:

@@ -9,7 +9,6 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import token_costs
 from hybrid_jax.engine.programs.compiling import Program
 from hybrid_jax.engine.steps.kind import StepKind, Variant
-from hybrid_jax.schedule.bucket import AfterCut
 from hybrid_jax.schedule.plan import Row
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model
@@ -185,6 +184,6 @@ class Serving:
         return self._flops(kind, other.bucket, rows) - self._flops(kind, own.bucket, rows)
 
     def _flops(self, kind: StepKind, bucket: Any, rows: Sequence[Row]) -> float:
-        tokens, logits = kind.work(bucket, rows)
-        whole = getattr(bucket, "after_cut", AfterCut.ALL) == AfterCut.ALL
-        return tokens * self._flops_of_layers[whole] + logits * self._flops_of_logits
+        work = kind.work(bucket, rows)
+        layers = self._flops_of_layers[work.whole]
+        return work.tokens * layers + work.logits * self._flops_of_logits

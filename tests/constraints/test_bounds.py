@@ -8,8 +8,17 @@ from contextlib import suppress
 
 import pytest
 
-from hybrid_jax.config.structured_outputs import StructuredOutputsParams
-from hybrid_jax.constraints.bounds import COUNTS, TRIED, UNTRIED, Bounds, TooLarge, check_bounds
+from hybrid_jax.config.structured_outputs import FORMS, StructuredOutputsParams
+from hybrid_jax.constraints.bounds import (
+    CHECKS,
+    COUNTS,
+    TRIED,
+    UNTRIED,
+    Bounds,
+    TooLarge,
+    check_bounds,
+)
+from hybrid_jax.constraints.grammar import SOURCES
 from tests.drawing import left_to_all
 
 
@@ -43,6 +52,10 @@ NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 def refused(message, bounds=TRIED, **given):
     with pytest.raises(TooLarge, match=re.escape(message)):
         check_bounds(form(**given), bounds)
+
+
+def test_every_kind_of_form_is_measured_and_compiled():
+    assert set(CHECKS) == set(SOURCES) == set(FORMS)
 
 
 @pytest.mark.parametrize("keyword", COUNTS)

@@ -5,6 +5,7 @@ No clock decides: the same requests in the same order have the same programs com
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -16,7 +17,7 @@ from hybrid_jax.engine import serving
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.serving import StepKey
 from hybrid_jax.engine.steps.kind import PLAIN, WHOLE, StepKind
-from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
+from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
@@ -77,6 +78,20 @@ def decode(rows: int, variant=PLAIN) -> StepKey:
 def test_the_buckets_are_those_of_the_engine(engine):
     buckets = {kind.name: kind.buckets() for kind in engine.runner.kinds}
     assert prefill(4, 128).bucket in buckets["prefill"] and decode(8).bucket in buckets["decode"]
+
+
+def test_of_a_model_with_a_cut_what_is_expected_computes_what_prompts_need():
+    engine = tiny_engine("with_cut", max_rows=8, prefill_tokens=64)
+    [kind] = [kind for kind in engine.runner.kinds if kind.name == "prefill"]
+    engine.close()
+
+    def through(length: int, **asks) -> list[AfterCut]:
+        request = replace(plain_request(**asks), prompt=[1] * length)
+        return [bucket.after_cut for bucket in kind.expected([request])]
+
+    assert through(30) == [AfterCut.ENDS]
+    assert through(90) == [AfterCut.NOTHING]  # the first chunk of two
+    assert through(30, prompt_logprobs=0) == through(90, prompt_logprobs=0) == [AfterCut.ALL]
 
 
 def test_the_cheapest_program_that_can_do_the_work_serves(engine):

@@ -14,7 +14,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
-from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.kind import Made, StepKind, Work
 from hybrid_jax.engine.walk import Cursor, cursor, fold_full, prepare, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket
@@ -167,9 +167,9 @@ class Decode(StepKind):
     def cost(self, bucket: DecodeBucket) -> tuple[int, int]:
         return 1, 64 * bucket.rows
 
-    def work(self, bucket: DecodeBucket, rows: Sequence[DecodeRow | PrefillRow]) -> tuple[int, int]:
+    def work(self, bucket: DecodeBucket, rows: Sequence[DecodeRow | PrefillRow]) -> Work:
         steps = max((row.num_steps for row in rows if isinstance(row, DecodeRow)), default=1)
-        return (num_tokens := steps * bucket.rows * bucket.tokens), num_tokens
+        return Work(num_tokens := steps * bucket.rows * bucket.tokens, num_tokens)
 
     def static(self, bucket: DecodeBucket) -> Mapping[str, int]:
         return {"max_steps": bucket.steps}

@@ -16,7 +16,7 @@ from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import WHOLE, Made, Results, StepKind, Variant
+from hybrid_jax.engine.steps.kind import WHOLE, Made, Results, StepKind, Variant, Work
 from hybrid_jax.engine.steps.verify import (
     Window,
     judge,
@@ -153,6 +153,9 @@ class Exact(StepKind):
 
     def bucket(self, rows: Sequence[PrefillRow | DecodeRow], before: object) -> ExactBucket:
         return self.buckets()[0]
+
+    def work(self, bucket: ExactBucket, rows: Sequence[PrefillRow | DecodeRow]) -> Work:
+        return Work(num_tokens := bucket.rows * bucket.tokens, num_tokens)
 
     def variant(self, rows: Sequence[PrefillRow | DecodeRow]) -> Variant:
         """Always everything, because two executables would round differently."""

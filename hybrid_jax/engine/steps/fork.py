@@ -13,7 +13,7 @@ import numpy as np
 from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.kind import Made, StepKind, Work
 from hybrid_jax.engine.steps.prefill import first_tokens
 from hybrid_jax.schedule.plan import ForkRow, Plan
 from hybrid_jax.schedule.request import Request
@@ -93,6 +93,9 @@ class Fork(StepKind):
 
     def cost(self, bucket: ForkBucket) -> tuple[int, int]:
         return 0, bucket.rows
+
+    def work(self, bucket: ForkBucket, rows: Sequence[ForkRow]) -> Work:
+        return Work(0, 0)  # the prefill before has made the logits
 
     def dispatches(self, plan: Plan) -> list[list[ForkRow]]:
         return [plan.forks]

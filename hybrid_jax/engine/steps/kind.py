@@ -82,6 +82,20 @@ class Results(NamedTuple):
     drafted: Any = None
 
 
+class Work(NamedTuple):
+    """What a dispatch computes.
+
+    Attributes:
+        tokens: that go through the layers.
+        logits: lines of logits.
+        whole: the tokens go through the layers after a cut, too.
+    """
+
+    tokens: int
+    logits: int
+    whole: bool = True
+
+
 class StepKind(abc.ABC):
     """One kind of step of one engine. The runner, its warm-up and its results know steps only through this class.
 
@@ -145,9 +159,9 @@ class StepKind(abc.ABC):
         """Orders buckets: the larger the cost, the more other buckets it can replace."""
         return 1, bucket.rows
 
-    def work(self, bucket: Any, rows: Sequence[Any]) -> tuple[int, int]:
-        """Tokens that go through the layers in a dispatch of these rows, padding included, and lines of logits."""
-        return 0, 0
+    @abc.abstractmethod
+    def work(self, bucket: Any, rows: Sequence[Any]) -> Work:
+        """What a dispatch of these rows computes, padding included."""
 
     def static(self, bucket: Any) -> Mapping[str, int]:
         """Further keywords of the device function, beside model, layout and num_logprobs."""

@@ -12,7 +12,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.kind import Made, StepKind, Work
 from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import AfterCut, PrefillBucket
@@ -135,7 +135,8 @@ class Prefill(StepKind):
 
     def expected(self, requests: Iterable[Request]) -> set[PrefillBucket]:
         found = set()
-        for num_tokens in {len(request.prompt) for request in requests}:
+        prompts = {(len(r.prompt), r.first_read is not None) for r in requests}
+        for num_tokens, reads in prompts:
             first = self.shapes.first_chunk(num_tokens)
             found.add(
                 self.shapes.prefill_bucket(
@@ -143,22 +144,27 @@ class Prefill(StepKind):
                     num_tokens=first,
                     num_pages=self.model.geometry.num_pages(num_tokens),
                     max_pages=self.max_pages,
+                    after_cut=self._through(reads=reads, samples=first >= num_tokens),
                 )
             )
         return found
 
     def _after_cut(self, rows: Sequence[PrefillRow]) -> AfterCut:
-        """Hidden states of a prompt's tokens need all layers for all of them."""
-        whole = any(row.reads for row in rows)
-        if whole or not self.model.config.later:
+        reads, samples = any(row.reads for row in rows), any(row.samples for row in rows)
+        return self._through(reads=reads, samples=samples)
+
+    def _through(self, *, reads: bool, samples: bool) -> AfterCut:
+        """What the layers after a cut compute. Hidden states of a prompt's tokens need all of it."""
+        if reads or not self.model.config.later:
             return AfterCut.ALL
-        return AfterCut.ENDS if any(row.samples for row in rows) else AfterCut.NOTHING
+        return AfterCut.ENDS if samples else AfterCut.NOTHING
 
     def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
         return 1, bucket.rows * bucket.tokens
 
-    def work(self, bucket: PrefillBucket, rows: Sequence[PrefillRow]) -> tuple[int, int]:
-        return bucket.rows * bucket.tokens, bucket.rows
+    def work(self, bucket: PrefillBucket, rows: Sequence[PrefillRow]) -> Work:
+        whole = bucket.after_cut == AfterCut.ALL
+        return Work(bucket.rows * bucket.tokens, bucket.rows, whole)
 
     def static(self, bucket: PrefillBucket) -> Mapping[str, int]:
         return {"logits_rows": self.shapes.logits_rows, "after_cut": bucket.after_cut}
