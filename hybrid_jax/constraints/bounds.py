@@ -1,6 +1,6 @@
 """How large a form may be: sizes, depths, counts and numbers, looked at before native code reads it.
 
-llguidance bounds some of what it makes of a form, and little of what it reads. An integer at the edge of 64 bits, or
+llguidance limits some of what it makes from a form, but little of what it reads. An integer at the edge of 64 bits, or
 some thousand references one after another, end the process by a signal. So each form is measured here first, in plain
 Python and without recursion. What is within the bounds can still cost too much: `trial.py` finds that out.
 """
@@ -78,7 +78,7 @@ class Bounds:
 
 
 TRIED = Bounds()  # for forms that another process tries first
-# For forms that nobody tries: far from all that ever ended a process.
+# For forms that nobody tries: far below all that ever ended a process.
 UNTRIED = Bounds(
     schema_chars=1 << 17,
     text_chars=1 << 14,
@@ -96,7 +96,7 @@ class TooLarge(ValueError):
 
 
 def check_bounds(wanted: StructuredOutputsParams, bounds: Bounds) -> None:
-    """Measures a form. Whether it is right is not asked here.
+    """Measures a form. Does not check whether it is correct.
 
     Raises:
         TooLarge: it exceeds a bound.
@@ -152,7 +152,7 @@ def _at_most(what: str, value: float, limit: int) -> None:
 def check_schema(schema: Any, bounds: Bounds) -> None:
     """As `check_bounds`, for a schema as JSON data of any kind.
 
-    It follows references as the library does: each place is read once, when the first way leads there.
+    It follows references as the library does: each place is read once, when it is first reached.
     """
     _check_depth(schema, bounds.depth)
     seen = set()

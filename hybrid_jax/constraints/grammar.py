@@ -73,7 +73,7 @@ class Grammars:
         self._looking = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
-        """A grammar at its start. It is compiled unless it was kept; who asks for another one does not wait for that.
+        """A grammar at its start. It is compiled unless it was kept. Calls for another grammar do not wait.
 
         Raises:
             ValueError: the grammar is wrong or not supported, it takes too much to compile, or llguidance is not
@@ -92,7 +92,7 @@ class Grammars:
         return self._compiled(wanted).start is not None
 
     def foresee(self, wanted: StructuredOutputsParams) -> None:
-        """Has a grammar tried that will be asked for. Returns at once; who asks for it later waits less, or not."""
+        """Has a grammar tried that will be needed. Returns at once; a later call for it waits less, or not at all."""
         with self._looking:
             if wanted in self._foreseen:
                 return
@@ -106,7 +106,7 @@ class Grammars:
         threading.Thread(target=self._look_ahead, name="hybrid_jax forms", daemon=True).start()
 
     def _look_ahead(self) -> None:
-        """Tries what was foreseen, until there is no more."""
+        """Tries what was foreseen, until nothing is left."""
         while True:
             with self._looking:
                 if not self._ahead:
