@@ -284,7 +284,7 @@ class _Writer:
         self.at += negated
         if self.pattern.startswith("]", self.at):
             raise NotPortable("[] and [^] are text for some and sets for others; write \\]")
-        # Less is left out of a set that more is named in.
+        # A negated set is wide if what it names is narrow.
         wide = self.wide != negated
         parts: list[str] = []
         while not self.pattern.startswith("]", self.at):

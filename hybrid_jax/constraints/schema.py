@@ -271,7 +271,7 @@ class _Walk:
         self._multiples.setdefault(multiple, (value, path))
 
     def _check_multiples(self) -> None:
-        """Schemas may meet, and llguidance multiplies their multiples."""
+        """Several schemas may hold for one value, and llguidance multiplies their `multipleOf`."""
         scale = max((_decimal_scale(multiple) for multiple in self._multiples), default=1)
         product = 1
         for multiple, (value, path) in self._multiples.items():

@@ -131,6 +131,13 @@ GATED_MLP: Names = {
     "up_bias": ("gate_proj.bias", "up_proj.bias"),
     "down_bias": "down_proj.bias",
 }
+# One tensor for each expert, or those of all experts in one.
+GATED_EXPERTS: Names = {
+    "up": Either(
+        ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.gate_up_proj"
+    ),
+    "down": Either("experts.{}.down_proj.weight", "experts.down_proj"),
+}
 PLAIN_MLP: Names = GATED_MLP | {"up": "up_proj.weight", "up_bias": "up_proj.bias"}
 
 

@@ -16,7 +16,6 @@ MARKS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|channel|>", "<|channel|>final<|message|>"),
 )
 SWITCHES = ("enable_thinking", "thinking", "reasoning")  # variables of templates
 

@@ -10,10 +10,13 @@ import warnings
 from decimal import Decimal
 from pathlib import Path
 
+import jsonschema_specifications
 import pytest
 
 import hybrid_jax
 from hybrid_jax import StructuredOutputsParams
+from hybrid_jax.constraints import schema as rules
+from hybrid_jax.constraints.bounds import COUNTS
 from hybrid_jax.constraints.grammar import Grammars
 from hybrid_jax.constraints.schema import followed, followed_inside
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -456,3 +459,19 @@ def test_a_schema_inside_a_grammar_is_followed_or_refused_too():
             GRAMMARS.state(StructuredOutputsParams(grammar=f"start: %json {schema}"))
     with pytest.raises(ValueError, match="no JSON behind %json: Expecting"):
         followed_inside("start: %json {,")
+
+
+def test_every_keyword_of_every_draft_is_known():
+    """One that nobody has thought of would be taken for a note, and left out without a word."""
+    dialects = [
+        jsonschema_specifications.REGISTRY[uri].contents
+        for uri in jsonschema_specifications.REGISTRY
+    ]
+    keywords = {name for part in dialects for name in part.get("properties", ())}
+    assert len(keywords) > 50
+    with_others = {"then", "else", "minContains", "maxContains"}  # they mean nothing alone
+    of_draft_3 = {"disallow", "divisibleBy", "extends"}
+    known = {*rules._SILENT, *rules._COUNTS, *rules._BOUNDS, *rules._ARRAYS, *rules._OTHERS}
+    known |= {*rules._UNSUPPORTED, "allOf", "anyOf", "oneOf"} | with_others | of_draft_3
+    assert keywords <= known, keywords - known
+    assert set(rules._COUNTS) < set(COUNTS)

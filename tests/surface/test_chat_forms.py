@@ -15,6 +15,7 @@ import pytest
 
 from hybrid_jax.text.conversation import THOUGHTS, ConversationError, read_messages
 from hybrid_jax.text.template_forms import TemplateForm
+from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.chat_forms import (
     CONVERSATIONS,
@@ -53,6 +54,29 @@ def test_a_template_makes_the_text_that_transformers_makes(name):
     tokenizer = tokenizer_with(TEMPLATES[name])
     texts = {about: rendered(tokenizer, *given) for about, given in CONVERSATIONS.items()}
     assert texts == GOLDENS[name]
+
+
+# Which templates open thoughts by themselves, let the model open them, and what turns that off. The others name none.
+OPENED = dict.fromkeys(("deepseek_r1", "minimax", "nemotron_h", "qwen3_5"), True)
+MAY_OPEN = dict.fromkeys(("glm", "lfm2", "qwen3", "smollm3"), False)
+OPENED_ON_REQUEST = {"deepseek_v3": "thinking"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_thoughts_before_an_answer_are_those_of_the_template(name):
+    def opened(**options) -> bool | None:
+        text = rendered(tokenizer, [says("user", "hi")], {"add_generation_prompt": True} | options)
+        assert text is not None
+        found = thoughts_of_chat(text, TEMPLATES[name], options)
+        assert found is None or (found.open, found.close) == ("<think>", "</think>")
+        return None if found is None else found.opened
+
+    tokenizer, switch = tokenizer_with(TEMPLATES[name]), OPENED_ON_REQUEST.get(name)
+    assert opened() == (OPENED | MAY_OPEN).get(name)
+    if switch is not None:
+        assert opened(**{switch: True}) is True
+    if name in MAY_OPEN or name == "qwen3_5":
+        assert opened(enable_thinking=False) is None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

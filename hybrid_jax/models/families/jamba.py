@@ -12,7 +12,7 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
 )
-from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, MAMBA1, Either, under
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_EXPERTS, GATED_MLP, MAMBA1, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
 
@@ -73,14 +73,7 @@ def _recurrent_mixer(fields: HFConfig) -> Mamba1:
     )
 
 
-# One tensor for each expert, or those of all experts in one.
-EXPERTS = {
-    "router": "router.weight",
-    "up": Either(
-        ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.gate_up_proj"
-    ),
-    "down": Either("experts.{}.down_proj.weight", "experts.down_proj"),
-}
+EXPERTS = {"router": "router.weight"} | GATED_EXPERTS
 FAMILY = Family(
     read_config=read_config,
     norm="model.final_layernorm.weight",

@@ -20,7 +20,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields = fields.text()
     mlp = MLP(width=fields.integer("intermediate_size"))
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    return qwen3_next.config_of(fields, [mlp] * num_layers)
+    return qwen3_next.config_of(fields, [mlp] * num_layers, kv_heads=4)
 
 
 def delta_names(spec: GatedDelta) -> Names:

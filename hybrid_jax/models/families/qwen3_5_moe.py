@@ -14,7 +14,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields = fields.text()
     experts = qwen3_next.experts(fields, normalize=True)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    return qwen3_next.config_of(fields, [experts] * num_layers)
+    return qwen3_next.config_of(fields, [experts] * num_layers, kv_heads=2)
 
 
 FAMILY = replace(

@@ -5,6 +5,7 @@ Norms multiply by 1 + w, but for the one of the gated delta net, which comes bef
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from hybrid_jax.config import (
     MoE,
 )
 from hybrid_jax.kinds.kind import Names
-from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, Either, Piece, Rows, under
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_EXPERTS, GATED_MLP, Piece, Rows, under
 from hybrid_jax.models.family import MTP_NAMES, Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
@@ -47,11 +48,11 @@ def read_config(fields: HFConfig) -> ModelConfig:
         made[True] = experts(fields, normalize=normalize)
     if False in sparse:
         made[False] = MLP(width=fields.integer("intermediate_size"))
-    return config_of(fields, [made[kind] for kind in sparse])
+    return config_of(fields, [made[kind] for kind in sparse], kv_heads=2)
 
 
-def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelConfig:
-    """The model whose layers have these feed-forward blocks."""
+def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward], kv_heads: int) -> ModelConfig:
+    """The model whose layers have these feed-forward blocks; `kv_heads` where config.json names none."""
     fields.silu("hidden_act")
     num_layers = len(feed_forward)
     kinds = fields.names("layer_types")
@@ -59,7 +60,10 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
         every = fields.integer("full_attention_interval", default=ATTENTION_EVERY)
         kinds = [DELTA if (index + 1) % every else FULL for index in range(num_layers)]
     fields.layer_kinds("layer_types", kinds, (DELTA, FULL), num_layers)
-    makers = {DELTA: gated_delta, FULL: gated_attention}
+    makers = {
+        DELTA: gated_delta,
+        FULL: functools.partial(gated_attention, kv_heads=kv_heads),
+    }
     mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
     pairs = zip(kinds, feed_forward, strict=True)
     return ModelConfig(
@@ -69,13 +73,17 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
     )
 
 
-def gated_attention(fields: HFConfig) -> Attention:
-    """Attention with a gate, norms of heads, and positions on a part of each head."""
+def gated_attention(fields: HFConfig, kv_heads: int) -> Attention:
+    """Attention with a gate, norms of heads, and positions on a part of each head.
+
+    Args:
+        fields: of config.json. kv_heads: where they do not say.
+    """
     fields.only("attn_output_gate", (True,), True)
     return fields.attention(
         rope=True,
         rope_fraction=ROTATED,
-        kv_heads=4 if fields.family == "qwen3_5" else 2,
+        kv_heads=kv_heads,
         head_size=256,
         gate=True,
         qk_norm=True,
@@ -190,15 +198,11 @@ def delta_names(spec: GatedDelta, in_proj: tuple) -> Names:
     return under("linear_attn", names)
 
 
-# One tensor for each expert, or those of all experts in one.
 EXPERTS = under(
     "mlp",
     {
         "router": "gate.weight",
-        "up": Either(
-            ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.gate_up_proj"
-        ),
-        "down": Either("experts.{}.down_proj.weight", "experts.down_proj"),
+        **GATED_EXPERTS,
         "shared": under("shared_expert", GATED_MLP),
         "shared_gate": "shared_expert_gate.weight",
     },
