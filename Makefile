@@ -21,8 +21,9 @@ SURFACE_TESTS := tests/surface $(wildcard tests/test_*.py)
 ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.
 FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
-	tests/test_docstrings.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
-	tests/test_sampling_params.py tests/engine/test_bucket.py tests/engine/test_defaults.py \
+	tests/test_docstrings.py tests/test_drawing.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
+	tests/test_own_settings.py tests/test_sampling_params.py tests/test_streams.py \
+	tests/engine/test_bucket.py tests/engine/test_defaults.py \
 	$(wildcard tests/engine/test_scheduler_*.py)
 MORE_FAST_TESTS := tests/sim tests/typing
 PYTEST = python -m pytest --durations=15
