@@ -58,7 +58,7 @@ def _shown(output: dict[str, Any], picture: str, folder: Path) -> str:
         html = "".join(data["text/html"])
         return f'<div class="output">{html}</div>' if html else ""
     text = ESCAPES.sub("", "".join(output.get("text", data.get("text/plain", "")))).strip("\n")
-    return _fenced(text, "text") if text.strip() else ""
+    return _fenced(text, "{ .text .output }") if text.strip() else ""
 
 
 def _fenced(text: str, language: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jax
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,6 +130,29 @@ def test_the_experiment_measures_what_rounding_costs(tmp_path):
     assert 0.5 < whole < 2 and abs(loss[8] - whole) < 0.02 < loss[2] - whole
     [figure] = [o["data"] for o in outputs["plot"] if "image/png" in o.get("data", {})]
     assert len(figure["image/png"]) > 5000
+
+
+BAR = """
+import time
+from hybrid_jax.api.progress_bar import progress_of, show_compiling
+
+show_compiling("writing tokens", 1, 2)
+with progress_of(True, "generating") as report:
+    show_compiling("reading prompts", 2, 2)
+    for done in range(6):
+        report(done, 6)
+        time.sleep(0.3)
+show_compiling("", 0, 0)
+"""
+
+
+@pytest.mark.slow
+def test_bar_and_words_are_updated_in_their_outputs_and_cleared(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(BAR, id="bar")])
+    (tmp_path / "bar.ipynb").write_text(nbformat.writes(notebook))
+    outputs = run(tmp_path / "bar.ipynb", tmp_path)["bar"]
+    # Words alone, and the bar with words below it.
+    assert [html_of([output]) for output in outputs] == ["", ""]
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
     assert page.splitlines() == [
         *("# Title, [here](../batch.md)", "", "```python", "f()", "```", ""),
         *("![a picture that the cell above has drawn](some-a-0.png)", ""),
-        *('<div class="output"><b>7</b></div>', "", "````text", "done ```", "````", ""),
+        *('<div class="output"><b>7</b></div>', "", "````{ .text .output }", "done ```", "````", ""),
         *("```python", "g()", "```"),
     ]
 
@@ -97,6 +97,7 @@ def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
         where = page.parent if page.name == "index.md" else page.with_suffix("")
         html = (tmp_path / "site" / where / "index.html").read_text(encoding="utf-8")
         assert "<h1" in html
+        assert '<div class="highlight">' not in html, "a language has its name as a class"
     api = (tmp_path / "site" / "reference" / "api" / "llm" / "index.html").read_text("utf-8")
     assert 'id="hybrid_jax.LLM.generate"' in api and "&gt;&gt;&gt;" not in re.sub(
         r"<pre.*?</pre>", "", api, flags=re.DOTALL

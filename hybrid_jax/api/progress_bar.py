@@ -242,6 +242,9 @@ def _html(bar: Progress) -> str:
     """A bar as a notebook shows it."""
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), record=True, width=HTML_WIDTH, force_terminal=True)
+    # In a notebook rich would show what is printed, in an output of its own each time.
+    console = Console(
+        file=io.StringIO(), record=True, width=HTML_WIDTH, force_terminal=True, force_jupyter=False
+    )
     console.print(bar.get_renderable())
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
