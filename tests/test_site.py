@@ -51,7 +51,14 @@ def test_outputs_of_a_notebook_are_on_its_page(tmp_path):
     assert page.splitlines() == [
         *("# Title, [here](../batch.md)", "", "```python", "f()", "```", ""),
         *("![a picture that the cell above has drawn](some-a-0.png)", ""),
-        *('<div class="output"><b>7</b></div>', "", "````{ .text .output }", "done ```", "````", ""),
+        *(
+            '<div class="output"><b>7</b></div>',
+            "",
+            "````{ .text .output }",
+            "done ```",
+            "````",
+            "",
+        ),
         *("```python", "g()", "```"),
     ]
 

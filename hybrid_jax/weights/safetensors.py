@@ -31,6 +31,7 @@ ARRAY_DTYPES = {
 }
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format
 MAX_AXES = 32  # of a numpy array
+MAX_NUMBER = 1 << 128  # far past what the format has room for
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 
 
@@ -144,11 +145,6 @@ def _check_places(file: Path, entries: dict[str, tuple[str, tuple[int, ...], int
                 f"load_model: {file} is damaged, tensor {name} of shape {reprlib.repr(shape)} and dtype {dtype} "
                 f"needs {reprlib.repr(need)} bytes, its header gives it {stop - start}; fetch it again"
             )
-        if len(shape) > MAX_AXES:
-            raise ValueError(
-                f"load_model: {file} is damaged, tensor {name} has {len(shape)} axes, the limit is {MAX_AXES}; "
-                "fetch it again"
-            )
         if start < last_stop and stop > start:
             raise ValueError(
                 f"load_model: {file} is damaged, tensors {last_name} and {name} share bytes {start} to "
@@ -171,5 +167,16 @@ def _read_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...]
         raise ValueError(
             f"load_model: {file} has a malformed header, tensor {name} must have a dtype, a shape and two "
             f"data_offsets, got {reprlib.repr(entry)}"
+        )
+    # Products of many or of huge numbers would take hours.
+    if len(shape) > MAX_AXES:
+        raise ValueError(
+            f"load_model: {file} is damaged, tensor {name} has {len(shape)} axes, the limit is {MAX_AXES}; "
+            "fetch it again"
+        )
+    if max(numbers) > MAX_NUMBER:
+        raise ValueError(
+            f"load_model: {file} is damaged, tensor {name} has {reprlib.repr(max(numbers))} in its shape or "
+            "data_offsets, the limit is 2**128; fetch it again"
         )
     return dtype, tuple(shape), start, stop
