@@ -87,7 +87,7 @@ class Pace:
             rows: sequences that may decode.
         """
         speculation = self._speculation
-        drafting = [row for row in rows if row.request.constraint is None]
+        drafting = [row for row in rows if not row.request.one_by_one]
         if speculation is None or (rows and not drafting):
             return ONE_TOKEN
         if self.drafter is not None:

@@ -61,6 +61,7 @@ class Request:
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
         drafts: counts of the drafts that were judged.
+        without_drafts: numbers were not finite in a window of drafts, which may be the fault of a draft.
         finish_reason: None while it runs, then "stop", "length", "abort", or "error" if the model's numbers for it were
             not finite.
         stop_reason: the stop token id that ended it, if that is not one of the model's own.
@@ -89,6 +90,7 @@ class Request:
     pooled: np.ndarray | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    without_drafts: bool = False
     look_up: LookUp | None = None
     num_preemptions: int = 0
     finish_reason: str | None = None
@@ -97,6 +99,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_logprobs = [None] * self.logprobs_from
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each of its tokens must be known before the next one is planned, so that nothing is drafted."""
+        return self.constraint is not None or self.without_drafts
 
     @property
     def adjusts_logits(self) -> bool:

@@ -162,9 +162,9 @@ class Scheduler:
         prompts that go on from there wait for it.
         """
         sequence = self._sequences.get(request_id)
-        if sequence is None or sequence.phase is Phase.STOPPING:
+        if sequence is None or (sequence.phase is Phase.STOPPING and not sequence.starts_over):
             return False
-        sequence.request.finish_reason = "abort"
+        sequence.request.finish_reason, sequence.starts_over = "abort", False
         if sequence.phase is Phase.WAITING:
             self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)
@@ -248,17 +248,21 @@ class Scheduler:
     # --- leaving --------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Takes the memory of a running sequence that is not in flight."""
+        LOG.info(
+            "request %s gave its memory back after %d tokens, and will go on when there is room",
+            sequence.owner,
+            len(sequence.tokens),
+        )
+        self._send_back(sequence)
+
+    def _send_back(self, sequence: Sequence) -> None:
         """Sends a running sequence that is not in flight to the front of the queue; its prefix goes to the tree."""
         self.memory.withdraw(sequence)
         self.memory.finish(sequence, for_good=False)
         self.seats.leave(sequence)
         sequence.request.num_preemptions += 1
         self.counters.preemptions += 1
-        LOG.info(
-            "request %s gave its memory back after %d tokens, and will go on when there is room",
-            sequence.owner,
-            len(sequence.tokens),
-        )
         sequence.wait_again()
         self.memory.announce(sequence)
         self.admission.waiting.appendleft(sequence)
@@ -312,7 +316,7 @@ class Scheduler:
         self.pace.ran(plan)
         for sequence in sequences:
             if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
-                self._finish(sequence)
+                (self._send_back if sequence.starts_over else self._finish)(sequence)
         return list(news.values())
 
     def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
@@ -346,8 +350,20 @@ class Scheduler:
             self._finish(sequence)
 
     def _fail(self, news: dict[Sequence, NewTokens], row: Row) -> None:
-        """Ends a sequence whose numbers are not finite. What it computed is of no use to anybody."""
+        """Ends a sequence whose numbers are not finite. What it computed is of no use to anybody.
+
+        In a window of drafts, a draft that nobody wanted may have spoilt the others: a kernel multiplies what may not
+        be seen by zero, and zero times NaN is NaN. So the sequence goes on from its last token, without drafts.
+        """
         sequence = row.sequence
+        if sequence.starts_over:
+            return
+        drafted = isinstance(row, DecodeRow) and self.engine.speculation is not None
+        if drafted and not sequence.request.without_drafts and sequence.phase is Phase.DECODE:
+            LOG.info("request %s goes on without drafts: numbers are not finite", sequence.owner)
+            sequence.request.without_drafts = sequence.stopped = sequence.starts_over = True
+            sequence.phase = Phase.STOPPING  # until no plan in flight names it
+            return
         sequence.damaged = True
         if sequence.phase not in (Phase.PREFILL, Phase.DECODE):
             return

@@ -51,6 +51,7 @@ class Sequence:
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
         damaged: the model's numbers for it were not finite.
+        starts_over: it goes back to the queue as soon as no plan in flight names it.
         end_node: the end of its prompt in the prefix tree, as long as the prompt is announced and not computed.
         expected: it waits, so the tree tries to keep what it will use.
         waits_for: the promised node that it waits for.
@@ -81,6 +82,7 @@ class Sequence:
     num_flights: int = 0
     stopped: bool = False
     damaged: bool = False
+    starts_over: bool = False
     end_node: Node | None = None
     expected: bool = False
     waits_for: Node | None = None
@@ -174,6 +176,6 @@ class Sequence:
         self.position = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
         self.kept_slot = self.kept_checkpoint = 0
-        self.num_flights, self.stopped = 0, False
+        self.num_flights, self.stopped, self.starts_over = 0, False, False
         self.end_node = self.waits_for = None
         self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0

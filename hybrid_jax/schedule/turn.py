@@ -147,9 +147,9 @@ class Turn:
     def decode(self, sequence: Sequence) -> bool:
         """Plans the next tokens, up to the row's limit; returns False if there is not enough memory for even one."""
         position, memory, geometry = sequence.position, self.memory, self.geometry
-        if sequence.request.constraint is not None and sequence.num_flights:
+        if sequence.request.one_by_one and sequence.num_flights:
             return True  # which tokens may come next depends on what is in flight
-        most = 1 if sequence.request.constraint is not None else self._num_steps * self.plan.window
+        most = 1 if sequence.request.one_by_one else self._num_steps * self.plan.window
         tokens = min(most, sequence.limit - position - 1)
         if tokens <= 0:
             return True  # it waits for its last results
@@ -196,11 +196,11 @@ class Turn:
             self.memory.publish(sequence)
         # If other rows decode, the loop runs all their steps anyway, so fewer steps would save nothing.
         if not self.plan.decode:
-            free = (s.request for s in self.ended if s.request.constraint is None)
+            free = (s.request for s in self.ended if not s.request.one_by_one)
             self._num_steps = min([self._num_steps, *map(most_steps, free)])
         for sequence in self.ended:
             self.memory.withdraw(sequence)
-            if sequence.request.constraint is None:
+            if not sequence.request.one_by_one:
                 self.decode(sequence)
         self.plan.new_slots = self.memory.end_plan()
         assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
@@ -212,6 +212,6 @@ def most_steps(request: Request) -> int:
     It is one step if each token decides what may come next. It is a few if the text may end at a stop string, because
     what is computed past it is thrown away.
     """
-    if request.constraint is not None:
+    if request.one_by_one:
         return 1
     return STEPS_WITH_STOP_STRINGS if request.params.stop else UNLIMITED

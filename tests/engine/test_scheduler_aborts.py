@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from hybrid_jax.config import SpeculationConfig
 from tests.engine.simulated_device import SimulatedDevice, plain_loop
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
 
@@ -135,4 +136,47 @@ def test_sequences_that_are_not_finite_end_alone(seed, kind):
             )
     ends = [request.finish_reason for request in engine.requests.values()]
     assert 3 < ends.count("error") < len(ends) - 3
+    engine.check()
+
+
+class SpoilingDevice(SimulatedDevice):
+    """Now and then a draft spoils a window, which then brings no token or fewer."""
+
+    def _decode(self, plan):
+        super()._decode(plan)
+        for row in plan.decode:
+            ring = self.rings[row.row]
+            if row.request.without_drafts:
+                assert row.num_tokens == 1
+            elif ring.token >= 0 and self.spoils.random() < 0.1:
+                row.not_finite, ring.token = True, -1
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "attention"])
+def test_a_sequence_whose_window_a_draft_has_spoilt_goes_on_without_drafts(kind, lag):
+    rng = random.Random(0)
+    engine = Engine.make(
+        num_frames=120,
+        lag=lag,
+        geometry=make_geometry(kind=kind),
+        keep=lambda planned: rng.randrange(1, planned + 1),
+        speculation=SpeculationConfig(num_tokens=3, adaptive=False),
+    )
+    engine.device.__class__, engine.device.spoils = SpoilingDevice, random.Random(1)
+    shared = tokens_of(rng, 100)
+    for number in range(24):
+        prompt = shared[: rng.randrange(1, 100)] + tokens_of(rng, rng.randrange(1, 90))
+        engine.add_siblings(rng.choice([1, 1, 3]), prompt, max_tokens=rng.randrange(1, 60))
+        for _ in range(rng.randrange(3)):
+            engine.step()
+        if number % 4 == 0:
+            engine.scheduler.abort(rng.choice([*engine.requests]))
+    engine.run()
+    over = [request for request in engine.requests.values() if request.finish_reason != "abort"]
+    for request in over:
+        limit = len(request.prompt) + request.max_tokens
+        want = plain_loop(request.prompt, vocab=50, stop_ids=request.stop_ids, limit=limit)
+        assert request.output == want and request.finish_reason in ("stop", "length")
+    assert 3 < sum(request.without_drafts for request in over) < len(over) - 3
     engine.check()

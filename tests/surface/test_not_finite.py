@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams, run_batch
+from hybrid_jax import LLM, SamplingParams, SpeculationConfig, StructuredOutputsParams, run_batch
 from hybrid_jax.api.reading import all_logprobs
+from hybrid_jax.schedule.suffix import Draft, SuffixDrafter
 from tests.drawing import left_to_all
 from tests.surface.batch_files import line, read, write
 from tests.surface.conftest import byte_tokenizer
@@ -194,6 +195,26 @@ def test_a_sum_that_overflows_before_the_last_place_is_found():
     assert found[1] is hidden[1]
     assert isinstance(found[2], FloatingPointError)
     assert str(found[2]).startswith("prompt 2: ") and str(found[2]).endswith("; look there")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"exact": True, "max_rows": 2}, {"kv_cache_dtype": "fp8"}]
+)
+def test_a_draft_that_nobody_wants_spoils_nothing(monkeypatch, settings):
+    """Each draft is the damaged token, which the model never draws here."""
+    params = replace(GREEDY, max_tokens=30)
+    with damaged_llm(**settings) as llm:
+        want = text(llm.generate(GOOD, params)[0])
+        assert chr(DAMAGED) not in want
+    calls = []
+    draft = lambda *_: calls.append(1) or Draft([DAMAGED] * 4, 4.0)
+    monkeypatch.setattr(SuffixDrafter, "draft", draft)
+    speculation = SpeculationConfig(method="suffix", shared=True, adaptive=False, num_tokens=4)
+    with damaged_llm(speculation=speculation, **settings) as llm:
+        outputs = llm.generate([GOOD, BAD, GOOD + "then", GOOD], params, errors="return")
+        assert [isinstance(output, FloatingPointError) for output in outputs] == [0, 1, 0, 0]
+        assert text(outputs[0]) == text(outputs[3]) == want
+        assert calls
 
 
 def test_a_batch_file_has_an_error_line_and_the_other_answers(llm, tmp_path):
