@@ -14,12 +14,11 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.utils import Namespace
 
+from hybrid_jax.text.template_checks import MAX_WIDTH
+from hybrid_jax.text.template_environment import BoundedContext, BoundedEnvironment
 from hybrid_jax.text.template_limits import (
     MAX_SECONDS,
     MAX_SOURCE,
-    MAX_WIDTH,
-    BoundedContext,
-    BoundedEnvironment,
     Budget,
     LimitExceeded,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import reprlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
 SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
 SECONDS_OF_A_TRIAL = 0.5  # of processor time, to render one conversation of a trial
+SECONDS_OF_TRIALS = 3.0  # for all of them
 MAX_FORMS = 64  # templates whose form is remembered
 
 
@@ -236,9 +238,14 @@ class Tokenizer:
         if (known := self._forms.get(key)) is not None:
             return known
         options = {"add_generation_prompt": False, "tools": [TRIAL_TOOL] if with_tools else None}
-        render = functools.partial(
-            self._render, chat_template=chat_template, options=options, seconds=SECONDS_OF_A_TRIAL
-        )
+        end = time.thread_time() + SECONDS_OF_TRIALS
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            seconds = min(SECONDS_OF_A_TRIAL, end - time.thread_time())
+            return self._render(
+                messages, chat_template=chat_template, options=options, seconds=seconds
+            )
+
         if len(self._forms) >= MAX_FORMS:
             self._forms.clear()
         return self._forms.setdefault(key, form_of(render))

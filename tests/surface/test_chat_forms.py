@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_jax.text import tokenizer as tokenizer_module
 from hybrid_jax.text.conversation import THOUGHTS, ConversationError, read_messages
 from hybrid_jax.text.template_forms import TemplateForm
+from hybrid_jax.text.templates import ChatTemplate
 from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.chat_forms import (
@@ -221,6 +223,28 @@ def test_a_call_is_not_lost_by_a_template_that_asks_for_no_content():
 def test_the_form_of_a_template_that_refuses_everything_is_the_usual_one():
     form = tokenizer_with("{{ raise_exception('no') }}")._form(None, None)
     assert form == TemplateForm()
+
+
+def test_the_time_of_all_trials_of_a_template_is_limited(monkeypatch):
+    tokenizer = tokenizer_with(
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    )
+    given = []
+    render = ChatTemplate.render
+    monkeypatch.setattr(
+        ChatTemplate,
+        "render",
+        lambda self, variables, seconds: (
+            given.append(seconds) or render(self, variables, seconds=seconds)
+        ),
+    )
+    assert tokenizer._form(None, None).contents["user"] == "parts"
+    assert given[-1] <= tokenizer_module.SECONDS_OF_A_TRIAL
+    del given[:]
+    monkeypatch.setattr(tokenizer_module, "SECONDS_OF_TRIALS", 0.0)
+    tokenizer._forms.clear()
+    assert tokenizer._form(None, None) == TemplateForm()
+    assert len(given) == 1
 
 
 def test_a_tool_that_takes_a_text_does_not_pass_for_a_part():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 
 import jinja2
 import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import Markup
 
 from hybrid_jax.text import template_limits
-from hybrid_jax.text.template_limits import DEEP, FILTERS, METHODS, BoundedEnvironment
+from hybrid_jax.text.template_checks import DEEP, FILTERS, METHODS
+from hybrid_jax.text.template_environment import BoundedEnvironment
 from hybrid_jax.text.templates import ChatTemplate
 
 LOOP, END = "{% for i in range(100000) %}", "{% endfor %}"
@@ -23,6 +26,9 @@ TIME = {
     "{% endmacro %}{{ f(99) }}",
     "loops in a call": "{% macro f() %}{{ caller() }}{% endmacro %}"
     + LOOP + "{% call f() %}" + LOOP + END + "{% endcall %}" + END,
+    "a filter of many items": "{{ ([{}] * 33000000) | map(attribute='x') | list }}",
+    "a filter that leaves many items out": "{{ ([0] * 33000000) | select | list }}",
+    "a sum of many items": "{{ ([{'x': 1}] * 33000000) | sum(attribute='x') }}",
     "filters in loops": LOOP + "{{ range(100000) | select('odd') | list | length }}" + END,
     "a list in a list in a list": "{% set ns = namespace(x=[]) %}" + LOOP * 2 + "{% set ns.x = [ns.x] %}" + END * 2,
 }  # fmt: skip
@@ -81,6 +87,77 @@ SIZE = {
 }  # fmt: skip
 
 
+# Each of these took minutes or gigabytes in one operation, which no clock interrupts.
+SET = "{% set a = 'a' * 20000000 %}{% set b = 'b' * 10000000 %}"
+LARGE = (
+    "{% set a = (1).from_bytes(A.encode(), 'big') %}{% set b = (1).from_bytes(B.encode(), 'big') %}"
+)
+LARGE = LARGE.replace("A", "('a' * 20000000)").replace("B", "('b' * 10000000)")
+DEEP_LIST = (
+    "{% set ns = namespace(x=range(100000) | list) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}"
+    + END
+)
+TWO = TUPLES + "{% set a = ns.x %}" + TUPLES.replace("ns", "os") + "{% set b = os.x %}"
+AT_ONCE = {
+    **{
+        f"integers: {source}": LARGE + "{{ " + source + " }}"
+        for source in (
+            *("a // b", "a % b", "a * b", "a - b", "a + b", "-a", "a / b", "a ** 2", "'%x' % a", "a is divisibleby b"),
+            *("a | string", "a | abs", "a == b", "a | round(-1000)", "'{:x}'.format(a)", "[a] | sum", "a | int"),
+        )
+    },
+    **{
+        f"integers of text: {source}": SET + "{{ " + source + " }}"
+        for source in (
+            *("('0x' ~ a) | int(0, 16) // 3", "[a] | map('int', 0, 16) | list", "[a, b] | map('int', 0, 16) | sum"),
+            "([2 ** 131000] * 33000000) | sum",
+        )
+    },
+    **{
+        source: "{{ " + source + " }}"
+        for source in (
+            *("'{:>{}}'.format('a', '8000000000')", "'{:>{}{}}'.format('a', 99999, 99999)"),
+            *("'{x:>{w}}'.format_map({'x': 1, 'w': '8000000000'})", "'{0:.{1}f}'.format(1.5, '2000000000')"),
+            *("('\ufbf9' * 33000000).encode('ascii', 'namereplace')", "('\n' * 33000000) | indent"),
+            "('\u00e9' * 9000000).encode('ascii', 'xmlcharrefreplace')",
+            *("('a' * 10**5).translate(['b' * 10**5] * 98)", "('\n' * 33000000).splitlines()"),
+            *("('<' * 10000000) | escape", "('a' * 33000000) | urlencode", "('a' * 10**7).rfind('b' + 'a' * 999)"),
+            *("('\u0101\u0102' * 16000000).strip(('\u0102' * 999) ~ '\u0101')", "('a' | escape).center(10**10)"),
+            *("(('a' * 10**5) | escape).replace('a', 'b' * 10**5)", "('\t' | escape).expandtabs(10**10)"),
+            *("('a' | escape).join(['b' * 30000000] * 100)", "('{:9999999999}' | safe).format(1)"),
+            *("(('<' * 10**7) | safe).striptags()", "('ab' * 16000000) | sort", "('ab' * 16000000) | min"),
+        )
+    },
+    "lists in lists with indents": DEEP_LIST + "{{ ns.x | tojson(indent=1000) }}",
+    "lists in lists, printed well": DEEP_LIST.replace("100000", "50000") + "{{ ns.x | pprint }}",
+    **{
+        f"tuples without end in a call: {source}": TWO + "{{ " + source + " }}"
+        for source in (
+            *("namespace([(a, 1)])", "{}.keys() - [a]", "'a' | replace('a', a)", "[1] | map(a)", "a is filter"),
+            *("'{x!r}'.format(x=a)", "'{0.x}'.format({'x': a})", "a in ([b] | select)", "{} | attr(a)", "a is eq b"),
+            *("'a' | join(a)", "a is in [b]", "[{'x': a}] | selectattr('x', 'equalto', b) | list"),
+        )
+    },
+    "tuples without end in a loop": TWO + "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_what_no_clock_interrupts_is_refused_before(name):
+    with pytest.raises(ValueError, match=r"^chat template: did not finish: ") as caught:
+        ChatTemplate(AT_ONCE[name]).render({})
+    assert "processor time" not in str(caught.value)
+
+
+@pytest.mark.parametrize("codec", ["punycode", "idna", "unicode_escape"])
+def test_codecs_that_are_slow_cannot_be_used(codec):
+    for source in (f"('a' * 99).encode('{codec}')", f"('a' * 99).encode().decode('{codec}')"):
+        with pytest.raises(ValueError, match="is not for templates; use one of ascii, ") as caught:
+            ChatTemplate("{{ " + source + " }}").render({})
+        assert codec.replace("_", "-") in str(caught.value)
+    assert ChatTemplate("{{ 'é'.encode('UTF_8').decode('utf-8') }}").render({}) == "é"
+
+
 @pytest.mark.parametrize("name", TIME)
 def test_a_template_that_does_not_end_is_stopped(name):
     with pytest.raises(
@@ -106,7 +183,11 @@ def test_a_template_that_builds_without_bounds_is_stopped(name, monkeypatch):
     "source, complaint",
     [
         ("{{ " + "(" * 10**5 + "1" + ")" * 10**5 + " }}", "RecursionError: "),
-        ("{{ 1" + "+1" * 10**4 + " }}", "RecursionError: "),
+        ("{{ 1" + "+1" * 9000 + " }}", "RecursionError: "),
+        ("{{ 1" + "+1" * 10**4 + " }}", "has more than 20000 names, signs and pieces of text; write less"),
+        ("{%if a%}x{%endif%}" * 20_000, "has more than 20000 names, signs and pieces of text; write less"),
+        ("{{ (0x" + "f" * 400_000 + " // 0x" + "e" * 399_000 + ") is odd }}", "did not finish: it builds an integer"),
+        ("{% autoescape 0x" + "f" * 400_000 + " // 0x" + "e" * 400_000 + " %}{% endautoescape %}", "did not"),
         (LOOP * 30 + END * 30, "SyntaxError: too many statically nested blocks"),
         ("x" * 2**21, "has 2097152 characters, the most are 1048576"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: maximum recursion depth"),
@@ -179,19 +260,48 @@ def test_every_filter_is_among_the_expressions():
     assert DEEP | FILTERS.keys() <= environment.filters.keys()
 
 
-def test_every_method_of_a_value_is_checked_or_makes_little():
-    """A method that a new version of Python brings has to be looked at."""
-    little = """
-        capitalize casefold encode decode endswith find hex isalnum isalpha isascii isdecimal isdigit isidentifier
-        islower isnumeric isprintable isspace istitle isupper lower maketrans partition removeprefix removesuffix
-        startswith swapcase title upper fromhex as_integer_ratio bit_count bit_length conjugate denominator from_bytes
-        imag numerator real is_integer fromkeys get items keys values copy start step stop isdisjoint mapping
-    """.split()
-    environment = BoundedEnvironment(filters={})
-    for value in ("", b"", 1, 1.0, True, [], (), {}, {}.keys(), {}.values(), range(1)):
+def test_every_method_of_a_value_is_known():
+    """A method that a new version of Python brings cannot be called until somebody has looked at it."""
+    plain = plain_environment()
+    values = (
+        "",
+        b"",
+        1,
+        1.0,
+        True,
+        [],
+        (),
+        {},
+        {}.keys(),
+        {}.values(),
+        {}.items(),
+        range(1),
+        set(),
+        Markup(),
+    )
+    for value in values:
         for name in dir(value):
-            if environment.is_safe_attribute(value, name, getattr(value, name)):
-                assert name in METHODS or name in little, (type(value), name)
+            method = getattr(value, name)
+            if not callable(method) or name.endswith("update"):
+                continue
+            if plain.is_safe_attribute(value, name, method):
+                assert any(name in METHODS.get(base, {}) for base in type(value).__mro__), name
+
+
+def test_an_unknown_method_of_a_value_cannot_be_called(monkeypatch):
+    monkeypatch.delitem(METHODS[str], "casefold")
+    with pytest.raises(ValueError, match="the method casefold of str is not for templates; do wi"):
+        ChatTemplate("{{ 'A'.casefold() }}").render({})
+
+
+def test_methods_of_a_callers_own_values_stay():
+    class Name(str):
+        def twice(self):
+            return self + self
+
+    values = {"name": Name("ab"), "day": date(2020, 5, 17)}
+    source = "{{ name.twice() }} {{ name.upper() }} {{ day.strftime('%Y') }}"
+    assert ChatTemplate(source).render(values) == "abab AB 2020"
 
 
 def test_a_template_that_fails_leaves_others_alone():
