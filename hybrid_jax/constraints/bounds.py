@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.constraints.lark import parts
 from hybrid_jax.constraints.references import places, pointer_of
 
 LARGEST = 1 << 63  # numbers must be below this in size: the library counts in 64 bits
@@ -35,21 +36,6 @@ ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]{0,100}\}|.?)", re.S)
 CLASS = re.compile(
     r"\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)", re.S
 )  # a "]" at its beginning is a letter
-LARK = re.compile(
-    r"""
-    (?: //[^\n]* | \#[^\n]* )
-    | "(?:\\.|[^"\\])*+(?:"|\\?\Z)
-    | (?P<regex> /(?:\\.|[^/\\])++(?:/|\\?\Z) )
-    | (?P<json> %json\b\s*+ )
-    | \{\s*+(?P<least>\d*+)\s*+,?\s*+(?P<most>\d*+)\s*+\}
-    | ~\s*+(?P<from>\d++)(?:\s*+\.\.\s*+(?P<to>\d++))?
-    | ^[ \t]*+[?!]*+(?P<rule>[A-Za-z_][\w-]*+)(?:\.-?\d++)?(?:::\w++)?\s*+(?:\[[^\]\n]*+\]\s*+)?:(?!:)
-    | (?P<used> [A-Za-z_][\w-]*+ )
-    | (?P<open> [(\[] )
-    | (?P<close> [)\]] )
-    """,
-    re.X | re.M | re.S,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +44,7 @@ class Bounds:
 
     Attributes:
         schema_chars: characters of a schema, as JSON.
-        text_chars: characters of a regular expression or of a grammar.
+        text_chars: characters of a regular expression, of all expressions in a schema together, or of a grammar.
         choices: texts of a choice, and values of an `enum`.
         choice_chars: characters of all texts of a choice together.
         depth: of values in a schema, and of brackets in an expression or a grammar.
@@ -155,7 +141,7 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
     It follows references as the library does: each place is read once, when it is first reached.
     """
     _check_depth(schema, bounds.depth)
-    seen = set()
+    seen, num_chars = set(), 0
     # value, the keyword it belongs to, what it is ("schema", "names" or "data"), references on the way to it
     waiting: list[tuple[Any, str, str, int]] = [(schema, "the schema", "schema", 0)]
     unused: list[
@@ -176,6 +162,12 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
         else:
             for name, part in value.items():
                 _check_keyword(name, part, bounds)
+                for what, expression in _expressions(name, part):
+                    num_chars += len(expression)
+                    _at_most(
+                        f"the length of all expressions up to {what}", num_chars, bounds.text_chars
+                    )
+                    check_regex(what, expression, bounds)
                 entry = (part, name, _kind_below(name), num_references)
                 if name == "$ref" and isinstance(part, str):
                     if num_references == bounds.chain:
@@ -234,7 +226,7 @@ def _check_number(keyword: str, value: float) -> None:
 
 
 def _check_keyword(name: str, value: Any, bounds: Bounds) -> None:
-    """Looks at what a keyword counts, lists or matches."""
+    """Looks at what a keyword counts or lists."""
     if name in COUNTS and _is_number(value):
         _at_most(name, value, bounds.count)
     elif name == "multipleOf" and _is_number(value):
@@ -248,15 +240,18 @@ def _check_keyword(name: str, value: Any, bounds: Bounds) -> None:
             )
     elif name == "enum" and isinstance(value, list):
         _at_most("the number of values of an enum", len(value), bounds.choices)
-    elif name == "pattern" and isinstance(value, str):
-        check_regex(name, value, bounds)
+
+
+def _expressions(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a keyword, each with its name in messages."""
+    if name == "pattern" and isinstance(value, str):
+        yield name, value
     elif name == "patternProperties" and isinstance(value, dict):
-        for pattern in value:
-            check_regex(name, pattern, bounds)
+        yield from ((name, pattern) for pattern in value)
     elif name == "x-guidance" and isinstance(value, dict):
         for option, text in value.items():
             if isinstance(text, str):
-                check_regex(f"x-guidance.{option}", text, bounds)
+                yield f"x-guidance.{option}", text
 
 
 # --- regular expressions and grammars ---------------------------------------------------------------
@@ -296,47 +291,45 @@ def _after(text: str, position: int) -> int:
 
 def _count(what: str, found: re.Match, numbers: Iterable[str | None], bounds: Bounds) -> int:
     """The larger one of two numbers in braces, of which any may be missing."""
-    # More digits than fit would be refused all the same, and Python reads no more than 4300 of them.
-    count = max(int(number.lstrip("0")[:20] or 0) for number in numbers if number)
+    count = max(_digits(number) for number in numbers if number)
     _at_most(f"{what}: the count in {reprlib.repr(found[0])}", count, bounds.count)
     return count
+
+
+def _digits(number: str) -> int:
+    """A number of any length, or one that is too large as well: Python reads no more than 4300 digits."""
+    return int(number.lstrip("0")[:20] or 0)
 
 
 def check_lark(text: str, bounds: Bounds) -> None:
     """As `check_bounds`, for a grammar, with the expressions and schemas in it. ValueError if a schema is not JSON."""
     uses: dict[str, list[str]] = {}  # by rule
     current: list[str] = []
-    depth = position = 0
-    while (found := LARK.search(text, position)) is not None:
-        position = found.end()
-        if found["regex"]:
-            check_regex("an expression", found["regex"], bounds)
-        elif found["json"]:
-            position = _check_inner_schema(text, position, bounds)
-        elif found["rule"]:
-            current, depth = uses.setdefault(found["rule"], []), 0
-        elif found["used"]:
-            current.append(found["used"])
-        elif found["open"] or found["close"]:
-            depth = max(0, depth + (1 if found["open"] else -1))
+    line: list[str] = []  # names on this line so far, and on those before it if a bracket is open
+    depth, counts = 0, False  # whether a number counts: in braces, and behind `~`
+    for part in parts(text):
+        if part.kind == "name":
+            line.append(part.text)
+            counts = False
+        elif (
+            part.kind == "colon" and part.text == ":" and line
+        ):  # the line began with a rule and what it is given
+            current, line, depth, counts = uses.setdefault(line[0], []), [], 0, False
+        elif part.kind == "line" and not depth:
+            current += line
+            line = []
+        elif part.kind == "number" and counts:
+            _at_most("the grammar: a count", _digits(part.text), bounds.count)
+        elif part.kind == "bracket":
+            counts = part.text in ("{", "~") or (counts and part.text == "..")
+            depth = max(0, depth + (part.text in "([") - (part.text in ")]"))
             _at_most("the depth of brackets", depth, bounds.depth)
-        elif any(numbers := found.group("least", "most", "from", "to")):
-            _count("the grammar", found, numbers, bounds)
+        elif part.kind == "expression":
+            check_regex("an expression", part.text, bounds)
+        elif part.kind == "schema":
+            check_schema(part.value, bounds)
+    current += line
     _check_rules(uses, bounds.chain)
-
-
-def _check_inner_schema(text: str, position: int, bounds: Bounds) -> int:
-    """Measures the JSON that begins at a position, and returns where it ends."""
-    try:
-        schema, end = json.JSONDecoder().raw_decode(text, position)
-    except RecursionError:
-        raise TooLarge(f"the depth of a %json schema exceeds the limit of {bounds.depth}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"%json must be followed by JSON ({error})") from None
-    except ValueError:
-        raise TooLarge("%json has a number with thousands of digits, the limit is 2**63") from None
-    check_schema(schema, bounds)
-    return end
 
 
 def _check_rules(uses: Mapping[str, list[str]], limit: int) -> None:

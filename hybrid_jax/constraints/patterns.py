@@ -44,10 +44,27 @@ _ALSO_CASES = r"\x{130}\x{131}\x{17f}\x{212a}"
 # To Python, a text may also end before its last line end.
 WIDE_END = r"\n?$"
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~")
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(?:(,)(\d*))?\}")
-_NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
-_FLAGS = re.compile(r"\(\?([a-zA-Z]+)([:)])")
-_PROPERTY = re.compile(r"\\[pP](?:[A-Z]|\{\^?[A-Za-z0-9_ ]+(?:[=:][A-Za-z0-9_. -]+)?\})", re.ASCII)
+# These are matched at a position of the expression, and none of them looks twice at what it has read.
+_QUANTIFIER = re.compile(r"[*+?]|\{([0-9]++)(?:,([0-9]*+))?\}")
+_OPEN_COUNT = re.compile(r"\{,[0-9]*+\}")
+_BLANKS = r"(?:\s|#[^\n]*+)*+"
+_SPACED_COUNT = re.compile(rf"\{{{_BLANKS}(?:[0-9]++{_BLANKS},?|,){_BLANKS}[0-9]*+{_BLANKS}\}}")
+_NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*+>", re.ASCII)
+_FLAGS = re.compile(r"\(\?([a-zA-Z]++)([:)])")
+_PROPERTY = re.compile(
+    r"\\[pP](?:[A-Z]|\{\^?[A-Za-z0-9_ ]++(?:[=:][A-Za-z0-9_. -]++)?\})", re.ASCII
+)
+_CODE = re.compile(
+    r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xuU]\{([0-9a-fA-F]{1,8})\}"
+)
+_RANGE = re.compile(r"-[^\]]", re.DOTALL)
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_BLANK = re.compile(r"[\s#]")
+_ONE_BLANK = re.compile(r"\[\^?[\s#]\]")
+_RANGE_TO_SET = re.compile(r"\\[dDwWsSpP]|\[")
+# What all dialects leave out of a verbose expression. Rust leaves out other white space, too, and also in classes and
+# counts. Validators of JSON schemas do not.
+_VERBOSE_SPACES = frozenset(" \t\n\r\v\f")
 _SET_OPERATORS = ("&&", "--", "~~", "||")
 
 
@@ -88,6 +105,12 @@ def _character(char: str) -> str:
     return f"\\{named}" if named else f"\\x{{{code:x}}}"
 
 
+def _number(digits: str) -> tuple[int, str]:
+    """Orders counts by their digits, of which Python would not read thousands as a number."""
+    digits = digits.lstrip("0")
+    return len(digits), digits
+
+
 @dataclass
 class _Group:
     """A group that is open.
@@ -126,17 +149,22 @@ class _Writer:
             raise NotPortable("unclosed group")
         return "".join(parts)
 
+    def _here(self, count: int) -> str:
+        """The next characters, as many as there are up to a count."""
+        return self.pattern[self.at : self.at + count]
+
     def _next(self) -> str:
-        char, rest = self.pattern[self.at], self.pattern[self.at :]
-        if self.groups[-1].verbose and (char.isspace() or char == "#"):
-            self.at += len(rest.split("\n")[0]) + 1 if char == "#" else 1
+        char, verbose = self.pattern[self.at], self.groups[-1].verbose
+        if verbose and self._is_left_out(char):
             return ""
-        if found := _QUANTIFIER.match(rest):
+        if found := _QUANTIFIER.match(self.pattern, self.at):
             return self._quantifier(found)
-        if re.match(r"\{,\d*\}", rest):
-            raise NotPortable(f"{rest.split('}')[0]}}} is a count for some and text for others")
+        may_count = _SPACED_COUNT if verbose and not self.ecma else _OPEN_COUNT
+        if found := may_count.match(self.pattern, self.at):
+            text = " ".join(found[0].split())
+            raise NotPortable(f"{text} is a count for some and text for others")
         if char == "(":
-            return self._open(rest)
+            return self._open()
         self.may_repeat = True
         if char == "[":
             return self._class()
@@ -154,6 +182,22 @@ class _Writer:
         if char == ".":
             return self._dot()
         return self._plain(char)
+
+    def _is_left_out(self, char: str) -> bool:
+        """Whether a verbose expression has white space or a comment here, which is passed."""
+        if char == "#":
+            end = self.pattern.find("\n", self.at)
+            self.at = len(self.pattern) if end < 0 else end + 1
+            return True
+        if char in _VERBOSE_SPACES:
+            self.at += 1
+            return True
+        if char.isspace() and not self.ecma and not "\x1c" <= char <= "\x1f":
+            raise NotPortable(
+                f"U+{ord(char):04X} in a verbose expression (x) is left out by some; "
+                f"write \\x{{{ord(char):x}}}"
+            )
+        return False
 
     def _plain(self, char: str) -> str:
         if self.groups[-1].ignore_case and not char.isascii() and char.lower() != char.upper():
@@ -173,22 +217,23 @@ class _Writer:
             raise NotPortable(f"nothing that {text} could repeat")
         self.may_repeat = False
         self.at += len(text)
-        if found[3] and int(found[1]) > int(found[3]):
+        if found[2] and _number(found[1]) > _number(found[2]):
             raise NotPortable(f"the counts of {text} are in the wrong order")
-        after = self.pattern[self.at : self.at + 1]
+        after = self._here(1)
         if after == "+":
             raise NotPortable(f"{text}+ is possessive for some and not for others")
         self.at += after == "?"  # lazy; the same texts match
         return text
 
-    def _open(self, rest: str) -> str:
+    def _open(self) -> str:
         """The beginning of a group, or flags for the rest."""
         self.may_repeat = False
         group = _Group(**vars(self.groups[-1]))
         start = "(?:"
-        if named := _NAMED.match(rest):
+        pattern, at = self.pattern, self.at
+        if named := _NAMED.match(pattern, at):
             self.at += len(named[0])
-        elif flags := _FLAGS.match(rest):
+        elif flags := _FLAGS.match(pattern, at):
             whole = flags[2] == ")"
             if set(flags[1]) - set("isx") or (whole and self.at):
                 raise NotPortable(
@@ -203,19 +248,21 @@ class _Writer:
             if whole:
                 self.groups[-1] = group
                 return "(?i)" if "i" in flags[1] else ""
-        elif rest.startswith(("(?=", "(?!", "(?<=", "(?<!")):
+        elif pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
             raise NotPortable("look-around, including look-ahead and look-behind, is not supported")
-        elif rest.startswith("(?") and not rest.startswith("(?:"):
-            raise NotPortable(f"{rest[:4]} is not supported")
+        elif pattern.startswith("(?:", at):
+            self.at += 3
+        elif pattern.startswith("(?", at):
+            raise NotPortable(f"{pattern[at : at + 4]} is not supported")
         else:
-            self.at += 3 if rest.startswith("(?:") else 1
+            self.at += 1
         self.groups.append(group)
         return start
 
     def _escape(self) -> str:
         """An escape outside brackets."""
         self.at += 1
-        kind = self.pattern[self.at : self.at + 1]
+        kind = self._here(1)
         if kind and kind in "dDwWsS":
             self.at += 1
             return f"[{self._set(kind, wide=self.wide)}]"
@@ -244,24 +291,19 @@ class _Writer:
 
     def _escaped(self) -> str:
         """The character of an escape; `at` is behind its backslash."""
-        rest = self.pattern[self.at :]
-        if not rest:
+        kind, after = self._here(1), self._here(2)[1:]
+        if not kind:
             raise NotPortable("a backslash at the end")
-        kind = rest[0]
         if kind in _CONTROLS:
             self.at += 1
             return chr(_CONTROLS[kind])
         if kind == "a" and not self.ecma:
             self.at += 1
             return "\a"
-        if kind == "0" and not rest[1:2].isdigit():
+        if kind == "0" and not after.isdigit():
             self.at += 1
             return "\0"
-        code = re.match(
-            r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xuU]\{([0-9a-fA-F]{1,8})\}",
-            rest,
-        )
-        if code:
+        if code := _CODE.match(self.pattern, self.at):
             self.at += len(code[0])
             value = int(next(group for group in code.groups() if group), 16)
             if value > 0x10FFFF or 0xD800 <= value < 0xE000:
@@ -292,34 +334,39 @@ class _Writer:
                 raise NotPortable("unclosed character class")
             parts.append(self._item(wide))
         self.at += 1
+        text = self.pattern[start : self.at]
+        if self.groups[-1].verbose and not self.ecma and not _ONE_BLANK.fullmatch(text):
+            if found := _BLANK.search(_ESCAPED.sub("", text)):
+                raise NotPortable(
+                    f"{found[0]!r} in a character class of a verbose expression (x) is left out by some; "
+                    "write a backslash before it"
+                )
         if self.groups[-1].ignore_case and negated:
-            if not self.pattern[start : self.at].isascii() or "\\" in self.pattern[start : self.at]:
+            if not text.isascii() or "\\" in text:
                 raise NotPortable("[^...] while case is ignored (i) needs plain ASCII characters")
             parts.append(_ALSO_CASES)
         return f"[{'^' if negated else ''}{''.join(parts)}]"
 
     def _item(self, wide: bool) -> str:
         """A character, a range or a set inside brackets."""
-        rest = self.pattern[self.at :]
-        if not self.ecma and (rest[0] == "[" or rest.startswith(_SET_OPERATORS)):
-            raise NotPortable(
-                f"{rest[:2]} in a character class is text for some; write \\{rest[0]}"
-            )
-        kind = rest[1:2]
-        if rest[0] == "\\" and kind and kind in "dDwWsS":
+        char, both = self._here(1), self._here(2)
+        if not self.ecma and (char == "[" or both in _SET_OPERATORS):
+            raise NotPortable(f"{both} in a character class is text for some; write \\{char}")
+        kind = both[1:]
+        if char == "\\" and kind and kind in "dDwWsS":
             self.at += 2
             self._no_range("\\" + kind)
             return self._set(kind, wide=wide)
-        if rest[0] == "\\" and kind and kind in "pP":
+        if char == "\\" and kind and kind in "pP":
             self.at += 1
             found = self._property()
             self._no_range(found)
             return found
         first = self._member()
-        if not re.match(r"-[^\]]", self.pattern[self.at :], re.DOTALL):
+        if not _RANGE.match(self.pattern, self.at):
             return self._plain(first)
         self.at += 1
-        if re.match(r"\\[dDwWsSpP]|\[", self.pattern[self.at :]):
+        if _RANGE_TO_SET.match(self.pattern, self.at):
             raise NotPortable(f"a range of characters from {first}- to a set")
         last = self._member()
         if first > last:
@@ -327,7 +374,7 @@ class _Writer:
         return f"{self._plain(first)}-{self._plain(last)}"
 
     def _no_range(self, what: str) -> None:
-        if re.match(r"-[^\]]", self.pattern[self.at :], re.DOTALL):
+        if _RANGE.match(self.pattern, self.at):
             raise NotPortable(f"a range of characters from {what}")
 
     def _member(self) -> str:

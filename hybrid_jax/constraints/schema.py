@@ -16,6 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from hybrid_jax.constraints import lark
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 from hybrid_jax.constraints.references import places, pointer_of
 
@@ -89,8 +90,6 @@ _OPTIONS: dict[str, re.Pattern[str]] = {
     "key_separator": re.compile(f"{_SOME_BLANKS}*:{_SOME_BLANKS}*"),
     "json_allowed_escapes": re.compile(r'[nrbtfu]*(?:\\[nrbtfu]*"|"[nrbtfu]*\\)[nrbtfu]*'),
 }
-# What a grammar holds besides names: comments, texts, expressions, and where a schema begins.
-_LARK = re.compile(r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(%json\b\s*)""")
 
 
 def followed(schema: str) -> str:
@@ -119,27 +118,21 @@ def followed_inside(grammar: str) -> str:
     """A Lark grammar with each schema behind `%json` as `followed` writes it.
 
     Raises:
-        ValueError: as `followed` says.
+        ValueError: as `followed` and `lark.parts` say.
 
     Example:
         >>> followed_inside('start: "%json {}" %json {"$ref": 1}')
         Traceback (most recent call last):
         ValueError: $ref 1 at # is not text
     """
-    parts, at = [], 0
-    while found := _LARK.search(grammar, at):
-        parts.append(grammar[at : found.end()])
-        at = found.end()
-        if found[1]:
-            try:
-                schema, at = json.JSONDecoder().raw_decode(grammar, at)
-            except ValueError as error:
-                raise ValueError(f"no JSON behind %json: {error}") from None
-            except RecursionError:
-                raise ValueError("%json is nested too deeply") from None
-            text = json.dumps(schema, ensure_ascii=False)
-            parts.append(followed(text) if isinstance(schema, Mapping) else text)
-    return "".join([*parts, grammar[at:]])
+    written, at = [], 0
+    for part in lark.parts(grammar):
+        if part.kind == "schema":
+            text = json.dumps(part.value, ensure_ascii=False)
+            text = followed(text) if isinstance(part.value, Mapping) else text
+            written += [grammar[at : part.begin], text]
+            at = part.end
+    return "".join([*written, grammar[at:]])
 
 
 def _refuse(keyword: str, value: Any, path: str, why: str) -> ValueError:

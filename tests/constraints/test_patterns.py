@@ -43,6 +43,10 @@ def state_of(**form):
         ("(?i:k)k", ["Kk"], ["KK"]),
         ("(?i)[^k]", ["a"], ["k", "K", "\u212a"]),
         ("(?x) a b # c\n | [ ]", ["ab", " "], ["a b"]),
+        ("(?x)a\\ [\\ \\#]\\#[#]+  # (", ["a  ##", "a ###"], ["a", "a ##"]),
+        ("(?x: a +\n){2} b", ["aaa b"], ["aab", "a b"]),
+        ("(?x)\x1ca\v\f\t\r{,b}", ["\x1ca{,b}"], ["a{,b}"]),
+        ("a{\u0661}", ["a{\u0661}"], ["a"]),
         (r"[a&|~\[\]^-]", ["&", "|", "~", "[", "]", "^", "-"], ["b"]),
         (r"[\b\x41\u0042]\t", ["\x08\t", "A\t", "B\t"], ["C\t"]),
         ("{a}]}", ["{a}]}"], []),
@@ -71,6 +75,12 @@ def test_what_an_expression_matches(pattern, matched, others):
         ("(*a)", "nothing that * could repeat"),
         ("^*", "nothing that * could repeat"),
         ("a{,3}", "{,3} is a count for some"),
+        ("(?x)a{2 }", "{2 } is a count for some"),
+        ("(?x)a{ 2 # or more\n,}", "{ 2 # or more ,} is a count for some and text for others"),
+        ("(?x)a{ , 2}", "{ , 2} is a count for some"),
+        ("(?x)[a b]", "' ' in a character class of a verbose expression (x) is left out by some"),
+        ("(?x)[^a\\ #]", "'#' in a character class of a verbose expression (x)"),
+        ("(?x)a\xa0b", "U+00A0 in a verbose expression (x) is left out by some; write \\x{a0}"),
         ("a{3,2}", "the counts of {3,2} are in the wrong order"),
         ("(?=a)", "look-around"),
         ("(?<!a)b", "look-around"),
@@ -128,11 +138,40 @@ def test_each_character_matches_itself_alone(char):
         (r"[^\d]", r"[^\p{Nd}]", "[^0-9]"),
         ("[[a&&b]", r"[\[a\&\&b]", r"[\[a\&\&b]"),
         ("a-b", r"a\-b", r"a\-b"),
+        ("(?x)[a #] {2 }\xa0", r"[a \#]\{2\}\x{a0}", r"[a \#]\{2\}\x{a0}"),
     ],
 )
 def test_sets_of_a_schema_are_written_out(pattern, narrow, wide):
     assert portable(pattern, ecma=True) == narrow
     assert portable(pattern, ecma=True, wide=True) == wide
+
+
+LONG = 250_000
+
+
+@pytest.mark.parametrize(
+    "begin, unit",
+    [
+        *(
+            (begin, unit)
+            for begin in ("(?x)", "(?x)a{")
+            for unit in ("#\n", " ", "a #\n", "1 ", "{1")
+        ),
+        *(
+            ("", unit)
+            for unit in ("a", "(a)", r"\x41", r"\u", "a{1}", "{,", "(?", "(?a", r"\p{a", "|")
+        ),
+        *(("[", unit) for unit in ("ab", "a-b", r"\d", r"\]", "-", "[")),
+    ],
+)
+@pytest.mark.parametrize("ecma", [True, False])
+def test_time_is_in_proportion_to_an_expression(begin, unit, ecma):
+    """A copy of the rest for each character would take minutes here."""
+    text = (begin + unit * LONG)[:LONG]
+    try:
+        assert len(portable(text, ecma=ecma)) <= 8 * LONG
+    except NotPortable:
+        assert unit not in ("#\n", "a #\n", "a", "a{1}", "|")
 
 
 ATOMS = (
