@@ -138,16 +138,20 @@ def _at_most(what: str, value: float, limit: int) -> None:
 def check_schema(schema: Any, bounds: Bounds) -> None:
     """As `check_bounds`, for a schema as JSON data of any kind.
 
-    It follows references as the library does: each place is read once, when it is first reached.
+    It follows references as the library does: each place is read once, when it is first reached. Then it looks for
+    the longest chain of references, from wherever they are reached.
     """
     _check_depth(schema, bounds.depth)
     seen, num_chars = set(), 0
+    # Of each place that the schema itself leads to: what is below, and the reference on the way, if there is one.
+    links: dict[tuple[int, str], list[tuple[tuple[int, str], str | None]]] = {}
     # value, the keyword it belongs to, what it is ("schema", "names" or "data"), references on the way to it
     waiting: list[tuple[Any, str, str, int]] = [(schema, "the schema", "schema", 0)]
     unused: list[
         tuple[Any, str, str, int]
     ] = []  # what the library reads where a reference leads to it, or not at all
     while waiting or unused:
+        is_used = bool(waiting)
         value, keyword, kind, num_references = (waiting or unused).pop()
         if _is_number(value):
             _check_number(keyword, value)
@@ -155,6 +159,7 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
             continue
         seen.add((id(value), kind))
         below = []
+        reference = None
         if isinstance(value, list) or kind != "schema":
             parts = value if isinstance(value, list) else list(value.values())
             part_kind = "data" if kind == "data" else "schema"
@@ -177,11 +182,52 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
                         )
                     target = _resolved(schema, part)
                     below.append((target, "$ref", "schema", num_references + 1))
+                    reference = part
                 elif name in UNUSED:
                     unused.append(entry)
                 elif name not in NOTES:
                     below.append(entry)
         waiting += reversed(below)
+        if is_used:
+            links[id(value), kind] = [
+                ((id(part), what), reference if name == "$ref" else None)
+                for part, name, what, _ in below
+                if isinstance(part, dict | list)
+            ]
+    _check_chains(links, (id(schema), "schema"), bounds.chain)
+
+
+def _check_chains(
+    links: Mapping[tuple[int, str], list[tuple[tuple[int, str], str | None]]],
+    root: tuple[int, str],
+    limit: int,
+) -> None:
+    """TooLarge if a chain of references is longer than a limit. A reference that comes back to its own chain ends it.
+
+    Args:
+        links: for each place, what is below and the reference on the way. root: where to begin.
+    """
+    chains: dict[
+        tuple[int, str], int
+    ] = {}  # the longest one from each place; 0 while it is looked at
+    path = [(root, iter(links.get(root, ())))]
+    while path:
+        place, rest = path[-1]
+        for below, _ in rest:
+            if below in links and below not in chains:
+                chains[below] = 0
+                path.append((below, iter(links[below])))
+                break
+        else:
+            path.pop()
+            for below, reference in links.get(place, ()):
+                length = chains.get(below, 0) + (reference is not None)
+                if length > limit:
+                    raise TooLarge(
+                        f"$ref {reprlib.repr(reference)} comes before {limit} references, each of which leads to the "
+                        "next; that is the limit"
+                    )
+                chains[place] = max(chains.get(place, 0), length)
 
 
 def _check_depth(value: Any, limit: int) -> None:

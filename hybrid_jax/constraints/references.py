@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-INDEX = re.compile(r"[0-9]{1,7}")
+INDEX = re.compile(r"0|[1-9][0-9]{0,6}")
 
 
 def pointer_of(reference: str, root: Any, keys: Iterable[str] = ("$id", "id")) -> str:
@@ -34,15 +34,19 @@ def places(root: Any, pointer: str) -> Iterator[Any]:
 
     Args:
         root: the schema.
-        pointer: "#", or one that begins with "#/".
+        pointer: "#", or one that begins with "#/", as a reference has it: %2F is a slash between names, as a slash is.
 
     Raises:
         LookupError: there is no such place.
+
+    Example:
+        >>> list(places({"a": {"b": 1}}, "#/a%2Fb"))
+        [{'a': {'b': 1}}, {'b': 1}, 1]
     """
     place = root
     yield place
-    for part in pointer.split("/")[1:]:
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
+    for part in unquote(pointer).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(place, Mapping):
             place = place[key]
         elif isinstance(place, list) and INDEX.fullmatch(key):

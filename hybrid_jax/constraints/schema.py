@@ -7,16 +7,20 @@ keyword that no draft of JSON Schema has is ignored, as by every validator.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from hybrid_jax.constraints import lark
+from hybrid_jax.constraints.few_texts import character_of, few_texts
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 from hybrid_jax.constraints.references import places, pointer_of
 
@@ -39,6 +43,14 @@ _SILENT = frozenset(
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
     "default examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema x-guidance".split()
 )
+# Keywords that not every draft has. In the others, validators take them for notes.
+_SINCE = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "$recursiveRef"), 2019),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
+}
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _ARRAYS = ("items", "prefixItems", "additionalItems")
@@ -81,6 +93,23 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_CLOCK})"
 _OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[tT]{_TIME}"}
 LONGEST_HOSTNAME = 253
 
+MANY, LONG = (
+    1000,
+    200,
+)  # names, and characters of a name, up to which patterns are looked at for what they leave
+SHORT = 8
+# Names of many kinds. Patterns that have them all have every name.
+_SHORT_NAMES = (
+    "",
+    "\n",
+    "\t",
+    "\u00e9",
+    "\u6f22",
+    "\U0001f600",
+    *map(chr, range(32, 127)),
+    "aB3 _-\u00e9\n",
+)
+
 _BLANK = r"(?:[ \t\r\n]|\\[trn]|\\x(?:20|0[9aAdD]))"
 _SOME_BLANKS = rf"(?:(?:{_BLANK}|\[{_BLANK}+\])(?:\?|\{{\d{{1,2}}(?:,\d{{1,2}})?\}})?)"
 # What "x-guidance" may hold: only what keeps the text a JSON text of the schema.
@@ -90,6 +119,16 @@ _OPTIONS: dict[str, re.Pattern[str]] = {
     "key_separator": re.compile(f"{_SOME_BLANKS}*:{_SOME_BLANKS}*"),
     "json_allowed_escapes": re.compile(r'[nrbtfu]*(?:\\[nrbtfu]*"|"[nrbtfu]*\\)[nrbtfu]*'),
 }
+# What may follow a backslash. Without "u", each text has one spelling; with it, names have others: \u0061 is "a".
+ESCAPES = 'nrbtf\\"u'
+# Characters that JSON, or llguidance, writes with a backslash and a letter, or as \u and their number.
+_CONTROLS = frozenset(map(chr, [*range(32), 127]))
+_LETTERS = {"\n": "n", "\r": "r", "\b": "b", "\t": "t", "\f": "f"}
+NOTHING = "[a&&b]"  # as an expression
+# Characters and sets of an expression as `portable` writes it.
+_CHARACTERS = re.compile(
+    r"\[\^?(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\]\\])*\]|\\x\{[0-9a-f]+\}|\\[pP](?:\{[^}]*\}|.)|\\.", re.S
+)
 
 
 def followed(schema: str) -> str:
@@ -109,7 +148,12 @@ def followed(schema: str) -> str:
         '{"$ref": "#/$defs/0", "$defs": {"0": {"const": 1}}, "x-guidance": {"whitespace_pattern": ...}}'
     """
     try:
-        return json.dumps(_Walk(json.loads(schema)).write(), ensure_ascii=False)
+        root = json.loads(schema)
+        walk = _Walk(root)
+        written = walk.write()
+        if walk.named is not None:
+            written = _Walk(root, named=walk.named).write()
+        return json.dumps(written, ensure_ascii=False)
     except RecursionError:
         raise ValueError("recursion limit exceeded: the schema is nested too deeply") from None
 
@@ -144,7 +188,9 @@ def _short(path: str) -> str:
 
 
 def _below(path: str, *keys: object) -> str:
-    return "/".join([path, *(str(key).replace("~", "~0").replace("/", "~1") for key in keys)])
+    """A JSON pointer to what stands below a place, shortened like that of the place."""
+    names = (str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+    return _short("/".join([path, *names]))
 
 
 class _Walk:
@@ -152,16 +198,32 @@ class _Walk:
 
     Args:
         root: the whole schema.
+        named: as the attribute, from a walk before. Then every text has one spelling.
 
     Attributes:
         draft: 4, 6, 7, 2019 or 2020.
+        named: the place of an object with names, beside which others may come that must not be spellings of them;
+            None if there is none, or if texts have one spelling.
+        unwritten: characters that no text can have.
     """
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, named: str | None = None) -> None:
         self._root = root
         self.draft = self._find_draft()
+        self._options = self._find_options()
+        self.named: str | None = None
+        escapes = self._options.get("json_allowed_escapes", ESCAPES)
+        self._why = "an escape that x-guidance json_allowed_escapes leaves out"
+        if named is not None and "u" in escapes:
+            self._why = f"\\u, which could also spell the names at {named} in another way"
+            escapes = escapes.replace("u", "")
+            self._options["json_allowed_escapes"] = escapes
+        self._spells = "u" in escapes
+        known = {char for char, letter in _LETTERS.items() if letter in escapes}
+        self.unwritten = frozenset() if self._spells else _CONTROLS - known
         self._names: dict[str, str] = {}  # of what references point at
-        self._written: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}  # definitions by name
+        self._numbers = itertools.count()
         self._waiting: list[tuple[str, Any, str]] = []
         self._nested_id: str | None = None
         self._multiples: dict[Fraction, tuple[Any, str]] = {}
@@ -178,8 +240,8 @@ class _Walk:
         self._check_multiples()
         self._check_ends()
         if self._written:
-            whole["$defs"] = {name: self._written[name] for name in self._names.values()}
-        return whole | {"x-guidance": self._options()}
+            whole["$defs"] = dict(sorted(self._written.items(), key=lambda item: int(item[0])))
+        return whole | {"x-guidance": self._options}
 
     def _find_draft(self) -> int:
         named = self._root.get("$schema")
@@ -195,7 +257,7 @@ class _Walk:
             )
         return draft
 
-    def _options(self) -> dict[str, Any]:
+    def _find_options(self) -> dict[str, Any]:
         """What the schema says under "x-guidance", with our own bound on white space."""
         given = self._root.get("x-guidance", {})
         if not isinstance(given, Mapping):
@@ -232,9 +294,15 @@ class _Walk:
         pointer = pointer_of(target, self._root, ["id" if self.draft == 4 else "$id"])
         if pointer not in self._names:
             found = self._find(pointer, target, path)
-            self._names[pointer] = str(len(self._names))
+            self._names[pointer] = str(next(self._numbers))
             self._waiting.append((self._names[pointer], found, pointer))
         return self._names[pointer]
+
+    def define(self, written: Any) -> str:
+        """The name of a new definition, a written schema."""
+        name = str(next(self._numbers))
+        self._written[name] = written
+        return name
 
     def _find(self, pointer: str, target: str, path: str) -> Any:
         """What a JSON pointer in a fragment points at."""
@@ -260,6 +328,20 @@ class _Walk:
         if isinstance(schema.get(key), str) and not schema[key].startswith("#"):
             self._nested_id = self._nested_id or path
 
+    def note_names(self, path: str) -> None:
+        """Notes that a name must have one spelling."""
+        if self._spells and self.named is None:
+            self.named = path
+
+    def check_written(self, keyword: str, value: Any, text: str, path: str) -> None:
+        if not self.unwritten.isdisjoint(text):
+            raise _refuse(
+                keyword,
+                value,
+                path,
+                f"has a control character that needs {self._why}; leave the character out",
+            )
+
     def note_multiple(self, multiple: Fraction, value: Any, path: str) -> None:
         self._multiples.setdefault(multiple, (value, path))
 
@@ -275,19 +357,91 @@ class _Walk:
 
     def _check_ends(self) -> None:
         """ValueError if a reference leads to itself, or if a value could never end, such as a child in every child."""
-        for what, holds in (
-            ("leads to itself", lambda schema, names: set(_same_place(schema)) <= names),
-            ("describes values that never end", _can_end),
+        for what, rule in (
+            ("leads to itself", _Facts.at_same_place),
+            ("describes values that never end", _Facts.can_end),
         ):
-            good: set[str] = set()
-            grew = True
-            while grew:
-                new = {n for n, s in self._written.items() if n not in good and holds(s, good)}
-                grew = bool(new)
-                good |= new
+            facts = _Facts(self._written)
+            for name, schema in self._written.items():
+                facts.set_definition(name, rule(facts, schema))
+            facts.conclude()
             for pointer, name in self._names.items():
-                if name not in good:
+                if not facts.holds_for(name):
                     raise ValueError(f"$ref {_short(pointer)} {what}")
+
+
+class _Facts:
+    """What follows about definitions that refer to each other. Each fact needs others; each is visited once.
+
+    Args:
+        names: of the definitions.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._missing: list[int] = []  # of each fact, how many others it still needs
+        self._needed_by: list[list[int]] = []
+        self._known: dict[int, int] = {}  # facts of schemas that several facts need
+        self._definitions = {name: self._add(1) for name in names}
+
+    def _add(self, missing: int, needs: Iterable[int] = ()) -> int:
+        fact = len(self._missing)
+        self._missing.append(missing)
+        self._needed_by.append([])
+        for need in needs:
+            self._needed_by[need].append(fact)
+        return fact
+
+    def _all(self, needs: Iterable[int]) -> int:
+        needs = list(needs)
+        return self._add(len(needs), needs)
+
+    def _any(self, needs: Iterable[int]) -> int:
+        return self._add(1, needs)
+
+    def set_definition(self, name: str, fact: int) -> None:
+        self._needed_by[fact].append(self._definitions[name])
+
+    def conclude(self) -> None:
+        """Finds all that holds."""
+        holding = [fact for fact, missing in enumerate(self._missing) if not missing]
+        while holding:
+            for fact in self._needed_by[holding.pop()]:
+                self._missing[fact] -= 1
+                if self._missing[fact] == 0:
+                    holding.append(fact)
+
+    def holds_for(self, name: str) -> bool:
+        return self._missing[self._definitions[name]] <= 0
+
+    def _of_reference(self, schema: Mapping[str, Any]) -> list[int]:
+        named = [schema["$ref"].removeprefix("#/$defs/")] if "$ref" in schema else []
+        return [self._definitions[name] for name in named]
+
+    def at_same_place(self, schema: Any) -> int:
+        """That no definition applies to the value which it describes by way of itself."""
+        if isinstance(schema, bool):
+            return self._all(())
+        parts = (p for key in ("allOf", "anyOf", "oneOf") for p in schema.get(key, ()))
+        return self._all([*self._of_reference(schema), *map(self.at_same_place, parts)])
+
+    def can_end(self, schema: Any) -> int:
+        """That some value of a written schema is finite."""
+        if isinstance(schema, bool) or "const" in schema or "enum" in schema:
+            return self._all(())
+        if id(schema) in self._known:
+            return self._known[id(schema)]
+        needs = [*self._of_reference(schema), *map(self.can_end, schema.get("allOf", ()))]
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                needs.append(self._any(map(self.can_end, schema[keyword])))
+        types = schema.get("type", TYPES)
+        types = [types] if isinstance(types, str) else types
+        if not set(types) - {"array", "object"}:
+            needs.append(
+                self._any(self._all(map(self.can_end, _needed(kind, schema))) for kind in types)
+            )
+        self._known[id(schema)] = self._all(needs)
+        return self._known[id(schema)]
 
 
 def _decimal_scale(number: Fraction) -> int:
@@ -296,35 +450,6 @@ def _decimal_scale(number: Fraction) -> int:
     while (number * scale).denominator > 1:
         scale *= 10
     return scale
-
-
-def _same_place(schema: Any) -> Iterator[str]:
-    """The definitions that a written schema applies to the very value that it describes itself."""
-    if isinstance(schema, bool):
-        return
-    if "$ref" in schema:
-        yield schema["$ref"].removeprefix("#/$defs/")
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        for part in schema.get(keyword, ()):
-            yield from _same_place(part)
-
-
-def _can_end(schema: Any, ends: set[str]) -> bool:
-    """Whether some value of a written schema is finite, if those of the definitions `ends` are."""
-    if isinstance(schema, bool) or "const" in schema or "enum" in schema:
-        return True
-    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ends:
-        return False
-    if not all(_can_end(part, ends) for part in schema.get("allOf", ())):
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema and not any(_can_end(part, ends) for part in schema[keyword]):
-            return False
-    types = schema.get("type", TYPES)
-    types = [types] if isinstance(types, str) else types
-    if set(types) - {"array", "object"}:
-        return True
-    return any(all(_can_end(s, ends) for s in _needed(kind, schema)) for kind in types)
 
 
 def _needed(kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -340,6 +465,27 @@ def _needed(kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
         yield schema.get("items", True)
 
 
+def _as_ranges(characters: Set[str]) -> str:
+    """Characters for the inside of the brackets of an expression.
+
+    Example:
+        >>> _as_ranges({"a", "b", "c", "x"})
+        '\\\\x{61}-\\\\x{63}\\\\x{78}'
+    """
+    codes = sorted(map(ord, characters))
+    first = [code for code in codes if code - 1 not in set(codes)]
+    last = [code for code in codes if code + 1 not in set(codes)]
+    ranges = zip(first, last, strict=True)
+    return "".join(f"\\x{{{a:x}}}" + (f"-\\x{{{b:x}}}" if b > a else "") for a, b in ranges)
+
+
+def _heard(schema: Mapping[str, Any], draft: int) -> Mapping[str, Any]:
+    """What a draft reads of a schema: before 2019-09, $ref alone; and only its own keywords."""
+    if draft < 2019 and "$ref" in schema:
+        return {"$ref": schema["$ref"]}
+    return {name: value for name, value in schema.items() if _SINCE.get(name, 0) <= draft}
+
+
 class _One:
     """One schema object.
 
@@ -351,17 +497,21 @@ class _One:
     """
 
     def __init__(self, walk: _Walk, schema: Mapping[str, Any], path: str, depth: int) -> None:
-        self._walk, self._given, self._path, self._depth = walk, schema, path, depth
+        self._walk, self._path, self._depth = walk, path, depth
+        if path != "#":
+            walk.note_nested(schema, path)
+        self._given = _heard(schema, walk.draft)
         self._out: dict[str, Any] = {}
-        self._patterns: list[str] = []
+        self._patterns: list[str] = []  # of texts
+        # Patterns that no names have but these, which are known.
+        self._spent: dict[str, Set[str]] = {}
 
     def write(self) -> dict[str, Any]:
         """The schema as llguidance gets it. The order of keywords stays, since it is that of the properties."""
-        if self._path != "#":
-            self._walk.note_nested(self._given, self._path)
-        self._check_together()
+        self._note_names()
         for keyword, value in self._given.items():
             self._keyword(keyword, value)
+        self._settle_names()
         if self._patterns:
             first, *others = self._patterns
             self._out["pattern"] = first
@@ -418,18 +568,15 @@ class _One:
             raise self._refuse("required", "is not a list of names")
         return list(dict.fromkeys(names))
 
-    def _check_together(self) -> None:
-        """What other keywords need to know of each other."""
+    def _note_names(self) -> None:
+        """Has names spelled in one way where a name beside those given could be another spelling of one of them."""
         names = [*self._object("properties"), *self._names()]
         patterns = self._object("patternProperties")
-        closed = self._given.get("additionalProperties") is False and not patterns
-        for name in names if not closed else ():
-            # llguidance 1.9.1 would write such a name a second time, with another escape and any value.
-            if re.search(r"[\x00-\x1f\x7f]", name):
-                raise ValueError(
-                    f"the name {reprlib.repr(name)} at {_short(self._path)} has a control character, and this needs "
-                    "additionalProperties false"
-                )
+        others = self._given.get("additionalProperties") is not False
+        if (others and (names or patterns)) or (
+            patterns and not _CONTROLS.isdisjoint("".join(names))
+        ):
+            self._walk.note_names(self._path)
 
     def _unsupported(self, keyword: str, value: Any) -> None:
         if keyword == "if" and not {"then", "else"} & set(self._given):
@@ -457,6 +604,8 @@ class _One:
     def _bound(self, keyword: str, value: Any) -> None:
         """Writes a bound as `minimum` or `maximum`."""
         plain = keyword.removeprefix("exclusive").lower()
+        if self._walk.draft == 4 and keyword != plain and not isinstance(value, bool):
+            raise self._refuse(keyword, f"is not true or false beside {plain}, as draft 4 has it")
         if isinstance(value, bool) and keyword != plain:  # as in draft 4
             if plain not in self._given:
                 raise self._refuse(keyword, f"needs {plain} beside it")
@@ -548,6 +697,8 @@ class _One:
             return {key: self._value(keyword, part, depth + 1) for key, part in value.items()}
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._number(keyword, value)
+        if isinstance(value, str):
+            self._walk.check_written(keyword, self._given[keyword], value, self._path)
         return value
 
     def _ref(self, value: Any) -> None:
@@ -570,7 +721,7 @@ class _One:
         if "patternProperties" in self._out:
             return
         rest = self._given.get("additionalProperties", True)
-        names = [*self._object("properties"), *self._names()]
+        names = {*self._object("properties"), *self._names()}
         written: dict[str, Any] = {}
         for pattern, schema in self._object("patternProperties").items():
             narrow, wide = self._pattern_text(pattern), self._pattern_text(pattern, wide=True)
@@ -588,12 +739,60 @@ class _One:
                     f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"
                 )
             written[names_of] = self._sub(schema, "patternProperties", pattern)
+            if (few := self._all_known(names_of, names)) is not None:
+                self._spent[names_of] = few
         self._out["patternProperties"] = written
+
+    def _all_known(self, pattern: str, names: Set[str]) -> Set[str] | None:
+        """The names that a pattern has, if no other name that can be written has it."""
+        longest, unwritten = min(LONG, max(map(len, names), default=0)), self._walk.unwritten
+        few = few_texts(pattern, min(MANY, len(names)), longest, unwritten)
+        if few is None or not few <= names:
+            return None
+        if all(unwritten.isdisjoint(name) for name in names):
+            return few
+        few = few_texts(pattern, MANY, longest + SHORT)
+        if few is None:
+            raise ValueError(
+                f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} leaves only names with control "
+                "characters; write these as properties"
+            )
+        return few & names
+
+    def _settle_names(self) -> None:
+        """Leaves out patterns, and other names, of which no name is left.
+
+        llguidance 1.9.1 does not see that none is left, and lets a comma come before it.
+        """
+        patterns = self._out.get("patternProperties", {})
+        for pattern, names in self._spent.items():
+            schema = patterns.pop(pattern)
+            if len(names) > 1:
+                schema = {"$ref": f"#/$defs/{self._walk.define(schema)}"}
+            properties = self._out.setdefault("properties", {})
+            for name in sorted(names):
+                both = [properties[name], schema] if name in properties else [schema]
+                properties[name] = schema if both == [schema] else {"allOf": both}
+        if self._out.get("patternProperties") and self._is_all(self._object("patternProperties")):
+            self._out["additionalProperties"] = False
+
+    def _is_all(self, patterns: Iterable[str]) -> bool:
+        """Whether every name has one of these patterns, as far as short names show."""
+        others = set(self._names()) - set(self._out.get("properties", ()))
+        if any(len(name) > SHORT for name in others):
+            return False  # trying it could take forever
+        left = {*_SHORT_NAMES, *others}
+        for pattern in patterns:
+            with warnings.catch_warnings(), suppress(re.error, OverflowError, RecursionError):
+                warnings.simplefilter("ignore", FutureWarning)
+                found = re.compile(pattern)
+                left = {name for name in left if not found.search(name)}
+        return not left
 
     def _pattern(self, value: Any) -> None:
         if not isinstance(value, str):
             raise self._refuse("pattern", "is not text")
-        self._patterns.append(self._pattern_text(value))
+        self._patterns.append(self._written_only(self._pattern_text(value)))
         self._out["pattern"] = ""  # keeps its place
 
     def _pattern_text(self, pattern: str, *, wide: bool = False) -> str:
@@ -604,6 +803,23 @@ class _One:
             raise ValueError(
                 f"the pattern {reprlib.repr(pattern)} at {at} is not supported: {error}"
             ) from None
+
+    def _written_only(self, pattern: str) -> str:
+        """A pattern without the characters that no text can have. llguidance sees if nothing is left of it."""
+        unwritten = self._walk.unwritten
+        controls = _as_ranges(unwritten)
+
+        def rest_of(found: re.Match[str]) -> str:
+            part = found[0]
+            if part[0] == "[":
+                # Only such a set can have control characters.
+                wide = part[1] in "^[" or any(sign in part for sign in (r"\x", r"\v", r"\p", r"\P"))
+                return f"[{part}&&[^{controls}]]" if wide else part
+            if part[1] in "pP":
+                return part
+            return NOTHING if character_of(part) in unwritten else part
+
+        return _CHARACTERS.sub(rest_of, pattern) if unwritten else pattern
 
     def _format(self, value: Any) -> None:
         if "string" not in self._types():

@@ -464,10 +464,11 @@ def is_valid(judge: Any, value: Any) -> bool | None:
         warnings.simplefilter("ignore", FutureWarning)  # [[a]
         try:
             return judge.is_valid(value)
-        except (re.error, RecursionError):
+        except (re.error, RecursionError, OverflowError):  # 1e400 is infinite to Python
             return None
         except Exception as error:
-            if "Unresolvable" in type(error).__name__ or "Unresolvable" in str(error):
+            said = f"{type(error).__name__} {error}"
+            if "Unresolvable" in said or "PointerToNowhere" in said:
                 return None
             raise
 
@@ -477,7 +478,7 @@ def tokens_of(words: np.ndarray) -> np.ndarray:
 
 
 class Walker:
-    """Draws random texts of grammars over one vocabulary.
+    """Draws random texts of grammars over one vocabulary. They like the names and texts of a schema in odd spellings.
 
     Args:
         texts: of each token.
@@ -486,6 +487,7 @@ class Walker:
 
     def __init__(self, texts: list[str], decode: Callable[[list[int]], str]) -> None:
         self._texts, self._decode = texts, decode
+        self._token = {text: token for token, text in reversed(list(enumerate(texts)))}
 
     def walk(self, state: GrammarState, seed: int, like: str = "") -> tuple[str, str]:
         """A random text of a grammar, and how it ended: "end", "long", or what went wrong.
@@ -493,7 +495,7 @@ class Walker:
         Args:
             state: of the grammar.
             seed: of the draws.
-            like: characters to prefer.
+            like: JSON text, with characters and texts to prefer.
         """
         rng = np.random.default_rng(seed)
         state.restart()
@@ -501,7 +503,9 @@ class Walker:
             np.array([t for t, text in enumerate(self._texts) if text and set(text) <= set(wanted)])
             for wanted in ('"}]', like, map(chr, range(32, 127)))
         ]
+        wanted_texts = [json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', like)] or [""]
         tokens: list[int] = []
+        plan: list[int] = []  # what to write next, as far as it is allowed
         while True:
             words, may_end, failure = state.allowed()
             allowed = tokens_of(words)
@@ -511,11 +515,40 @@ class Walker:
                 return self._decode(tokens), "end"
             if len(tokens) > 3 * MAX_TOKENS:
                 return "", "long"
+            if plan and plan[0] in allowed:
+                tokens.append(plan.pop(0))
+                state.advance(tokens[-1:])
+                continue
+            plan = []
             draw = rng.random()
             kind = 0 if draw < 0.3 or len(tokens) > MAX_TOKENS else 1 if draw < 0.7 else 2
             some = np.intersect1d(allowed, preferred[kind]) if draw < 0.9 else allowed
             tokens.append(int(rng.choice(some if len(some) else allowed)))
             state.advance(tokens[-1:])
+            if self._texts[tokens[-1]].endswith('"') and rng.random() < 0.5:
+                wanted_text = wanted_texts[rng.integers(len(wanted_texts))]
+                plan = self._tokens_of(spelled(wanted_text, rng) + '"')
+
+    def _tokens_of(self, text: str) -> list[int]:
+        """A text in tokens of one byte or one character each, up to what has none."""
+        parts = map(chr, text.encode()) if self is BYTES else iter(text)
+        return [self._token[part] for part in itertools.takewhile(self._token.__contains__, parts)]
+
+
+def spelled(text: str, rng: np.random.Generator) -> str:
+    """A text inside quotes in JSON, each character in any of its spellings."""
+    return "".join(
+        spellings[rng.integers(len(spellings))]
+        for char in text[:20]
+        for spellings in [_spellings(char)]
+    )
+
+
+def _spellings(char: str) -> list[str]:
+    units = char.encode("utf-16-be").hex()
+    codes = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    plain = [json.dumps(char, ensure_ascii=False)[1:-1]]
+    return [*plain, codes, codes.upper().replace("\\U", "\\u"), *(["\\/"] if char == "/" else [])]
 
 
 BYTES = Walker([chr(byte) for byte in range(256)], lambda tokens: bytes(tokens).decode())
@@ -609,7 +642,7 @@ def _is_written_otherwise(value: Any, schema: dict[str, Any]) -> bool:
         )  # with all its decimals; validators round
         or "e+" in text
         or ("$ref" in given and "draft-0" in given)  # $ref and its neighbours hold together
-        or (text.endswith('\\n"') and "$" in given)  # to Python, a text may end behind $
+        or ('\\n"' in text and "$" in given)  # to Python, a text may end behind $
         or ("\u00e9" in str(value) and ("\\\\w" in given or "\\\\D" in given))
     )
 

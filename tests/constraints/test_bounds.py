@@ -157,6 +157,25 @@ def test_a_chain_counts_however_its_references_are_written(root, written):
     refused(f"$ref {written.format(200)!r} comes after 200 references", json=schema)
 
 
+@pytest.mark.parametrize("key", ["anyOf", "allOf", "prefixItems"])
+def test_a_chain_counts_wherever_it_is_entered(key):
+    for length, bounds in ((200, TRIED), (50, UNTRIED)):
+        schema = chain(length, reverse=True)
+        del schema["$ref"]
+        entered = [{"$ref": f"#/$defs/d{i}"} for i in range(length, 0, -1)]
+        check_bounds(form(json=schema | {key: entered}), bounds)
+        message = (
+            f"$ref '#/$defs/d0' comes before {length} references, each of which leads to the next"
+        )
+        refused(message, bounds, json=schema | {key: [*entered, {"$ref": "#/$defs/d0"}]})
+        check_bounds(form(json=schema | {key: entered[1:]}), bounds)
+
+
+def test_a_chain_that_nobody_uses_does_not_count():
+    unused = chain(300, reverse=True)["$defs"]
+    check_bounds(form(json={"$defs": unused, "anyOf": [{"$ref": "#/$defs/d200"}]}), TRIED)
+
+
 def test_references_that_come_back_are_no_chain():
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
     tree = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}

@@ -10,6 +10,7 @@ import warnings
 from decimal import Decimal
 from pathlib import Path
 
+import jsonschema
 import jsonschema_specifications
 import pytest
 
@@ -31,6 +32,7 @@ from tests.constraints.schemas import (
     Walker,
     completed,
     entries,
+    is_valid,
     pairs,
     placed,
     takes_text,
@@ -320,8 +322,16 @@ def test_a_schema_may_not_loosen_how_its_text_is_written(options):
         ({"pattern": 1}, "pattern 1 at # is not text"),
         ({"patternProperties": {r"\w": {}}, "additionalProperties": {"items": {}}}, "is not the same for all"),
         ({"patternProperties": {r"^\d$": True, "^[0-9]$": True}}, "are not disjoint"),
-        ({"properties": {"a\n": True}}, "the name 'a\\n' at # has a control character"),
-        ({"required": ["\x7f"]}, "has a control character, and this needs additionalProperties false"),
+        (
+            {"properties": {"a": {"const": ["\x7f"]}}},
+            "const ['\\x7f'] at #/properties/a has a control character that needs \\u, which could",
+        ),
+        ({"enum": ["\n"], "x-guidance": {"json_allowed_escapes": '"\\t'}}, "enum ['\\n'] at # has a control character"),
+        (
+            {"items": {"pattern": "^\x00$", "type": "string"}, "minItems": 1, "anyOf": [{"required": ["a"]}]}
+            | {"type": "array"},
+            "is unsatisfiable",
+        ),
         ({"$schema": "https://example.org/mine"}, "$schema 'https://example.org/mine' at # is not the address of"),
         ({"items": {"$schema": DRAFT_7}}, "at #/items differs from that of the whole schema"),
         ({"items": {"$id": "b", "$ref": "#/c"}, "c": {}}, "an $id at #/items beside $ref is not supported"),
@@ -356,6 +366,157 @@ def test_what_is_not_followed_is_refused_by_name_value_and_place(schema, message
         ValueError, match="^structured_outputs.json .* cannot be followed: .*" + re.escape(message)
     ):
         state_of(schema)
+
+
+# Objects in which a name could be one that is known, in another spelling; and texts that would be wrong or not.
+INTEGER = {"type": "integer"}
+KINDS_OF_V = [
+    {"properties": {"kind": {"const": kind}, "v": v}, "required": ["kind", "v"], "type": "object"}
+    for kind, v in (("x", INTEGER), ("y", {"type": "null"}))
+]
+ONE_SPELLING = [
+    ({"properties": {"a": INTEGER}}, '{"a": 1, "b": "x"}', r'{"\u0061":"x"}'),
+    ({"properties": {"a": INTEGER}, "required": ["a"]}, '{"a": 1}', r'{"a":1,"\u0061":"x"}'),
+    ({"required": ["a"], "minProperties": 2}, '{"a": 1, "b": 2}', r'{"a":1,"\u0061":"x"}'),
+    ({"properties": {"a": INTEGER}, "required": ["a"], "minProperties": 2}, '{"a": 1, "b": 2}', r'{"a":1,"\u0061":2}'),
+    ({"patternProperties": {"^[^a]": INTEGER}}, '{"b": 1, "a": "x"}', r'{"\u0062":"x"}'),
+    ({"patternProperties": {"^b": INTEGER}}, r'{"b\n": 1, "a": "x"}', r'{"b\u000a":"x"}'),
+    ({"properties": {"é": INTEGER}}, '{"é": 1}', r'{"\u00E9":"x"}'),
+    ({"properties": {"😀": INTEGER}}, '{"😀": 1}', r'{"\ud83d\ude00":"x"}'),
+    ({"properties": {"a/b": INTEGER}}, '{"a/b": 1}', r'{"a\/b":"x"}'),
+    ({"properties": {"a\n": INTEGER}}, r'{"a\n": 1, "\n": "x"}', r'{"a\u000A":"x"}'),
+    ({"properties": {"\x01": INTEGER}}, r'{"\u0001": 1}', r'{"\u0001":"x"}'),
+    ({"required": ["\x7f"], "additionalProperties": INTEGER}, '{"\x7f": 1}', '{"\x7f":1,"\\u007f":"x"}'),
+    (
+        {"properties": {"\n": INTEGER}, "patternProperties": {r"^[\n\t]$": True}, "additionalProperties": False},
+        r'{"\n":1}',
+        r'{"\u000a":"x"}',
+    ),
+    ({"anyOf": KINDS_OF_V}, '{"kind": "x", "v": 1}', r'{"kind":"x","v":1,"\u006bind":"z"}'),
+    ({"properties": {"a": INTEGER}, "x-guidance": {"json_allowed_escapes": 'un\\"'}}, '{"a": 1}', r'{"\u0061":"x"}'),
+    ({"properties": {"a": {"pattern": "^[\x00-\x1fb]$", "type": "string"}}}, '{"a": "b"}', r'{"\u0061":"x"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema, right, wrong", ONE_SPELLING, ids=str)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_name_has_one_spelling(schema, right, wrong, inside):
+    judge = validator(schema)
+    assert judge.is_valid(json.loads(right)) and not judge.is_valid(json.loads(wrong))
+    schema = {"type": "object"} | schema
+    if inside:
+        options = {key: schema.pop(key) for key in ["x-guidance"] if key in schema}
+        schema = {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": schema}, "type": "array"} | options
+        right, wrong = f"[{right}]", f"[{wrong}]"
+    state = state_of(schema)
+    assert takes_text(state, right) and not takes_text(state, wrong)
+    assert tried([schema], seeds=20).texts > 5
+
+
+@pytest.mark.parametrize("control", ["\x00", "a\x1f", "\x7f"])
+def test_control_characters_are_written_where_no_name_could_be(control):
+    for schema, value in (
+        ({"const": control}, control),
+        ({"type": "array", "items": {"enum": [control]}, "minItems": 1, "maxItems": 1}, [control]),
+        ({"type": "string", "pattern": f"^{control}$"}, control),
+        (
+            {
+                "type": "object",
+                "properties": {control: {"const": control}},
+                "additionalProperties": False,
+                "required": [control],
+            },
+            {control: control},
+        ),
+    ):
+        text, how = BYTES.walk(state_of(schema), 0)
+        assert (json.loads(text), how) == (value, "end")
+
+
+@pytest.mark.parametrize(
+    "schema, text",
+    [
+        ({"properties": {"c": INTEGER}, "patternProperties": {"^c$": {"minimum": 0}}}, '{"c":1'),
+        ({"properties": {"c": INTEGER}, "patternProperties": {"^(c)?$": INTEGER}, "required": [""]}, '{"c":1,"":2'),
+        ({"properties": {"": {}}, "patternProperties": {"^$": {"type": "null"}}}, '{"":null'),
+        ({"properties": {"a": {}, "b": {}}, "patternProperties": {"^[ab]$": INTEGER}}, '{"a":1,"b":2'),
+        ({"properties": {"é": {}}, "patternProperties": {"^\u00e9{1}$": INTEGER}}, '{"é":1'),
+        ({"properties": {"k": {}, "K": {}}, "patternProperties": {"^(?:k|K){1,1}$": INTEGER}}, '{"k":1,"K":1'),
+        ({"properties": {"a": {}}, "patternProperties": {"": False}, "additionalProperties": True}, "{"),
+        (
+            {"properties": {"\x01": {}, "a": {}}, "patternProperties": {"^\x01$": INTEGER, "^a$": True}},
+            r'{"\u0001":1,"a":1',
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_no_comma_comes_where_no_name_is_left(schema, text):
+    schema = {"type": "object", "additionalProperties": False} | schema
+    state = state_of(schema)
+    assert takes_text(state, text + "}")
+    assert not allows(state, text + ",") and not allows(state, text + " ,")
+    assert tried([schema], seeds=10).texts >= 5
+
+
+def allows(state, beginning):
+    """Whether a text may begin like this."""
+    state.restart()
+    for byte in beginning.encode():
+        if not state.allowed()[0][byte // 32] >> (byte % 32) & 1:
+            return False
+        state.advance([byte])
+    return True
+
+
+def test_a_pattern_without_names_that_can_be_written_holds_for_those_that_are_known():
+    schema = {"properties": {"\x01": {}, "a": {}}, "patternProperties": {"^[\x01b]": INTEGER}}
+    for rest in (True, False):
+        state = state_of({"type": "object", "additionalProperties": rest} | schema)
+        assert takes_text(state, r'{"\u0001":1,"a":"x","b":1}')
+        assert not takes_text(state, r'{"\u0001":"x"}') and not takes_text(state, '{"b":"x"}')
+    schema = {"type": "object", "required": ["\x01"], "patternProperties": {"^\x01": INTEGER}}
+    with pytest.raises(ValueError, match="at # leaves only names with control characters"):
+        state_of(schema)
+    schema["patternProperties"] = {"^[\x01\x02]{1,2}$": INTEGER}
+    state = state_of(schema)
+    assert takes_text(state, r'{"\u0001":1,"a":"x"}')
+    assert not takes_text(state, r'{"\u0001":"x"}') and not takes_text(
+        state, r'{"\u0001":1,"\u0002":1}'
+    )
+
+
+def test_a_pattern_with_one_more_name_is_kept():
+    schema = {"properties": {"a": {}}, "patternProperties": {"^[ab]$": INTEGER}}
+    state = state_of({"type": "object", "additionalProperties": False} | schema)
+    assert takes_text(state, '{"a":1,"b":1}') and not takes_text(state, '{"a":1,"b":null}')
+    assert not takes_text(state, '{"a":null}')
+
+
+EACH = range(18_000)
+CHAIN = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in EACH} | {"18000": {"type": "null"}}
+RING = CHAIN | {"18000": {"$ref": "#/$defs/0"}}
+ENTERED = [{"$ref": f"#/$defs/{i}"} for i in EACH]
+ONE_OF_ALL = {"anyOf": [{"const": i} for i in EACH]}
+REQUIRED = {"type": "object", "required": [str(i) for i in EACH]}
+
+
+@pytest.mark.parametrize(
+    "schema, refusal",
+    [
+        ({"anyOf": ENTERED[::-1], "$defs": CHAIN}, None),
+        ({"allOf": ENTERED, "$defs": RING}, "leads to itself"),
+        ({"$ref": "#/$defs/all", "$defs": CHAIN | {"all": {"allOf": ENTERED}}}, None),
+        ({"$ref": "#/$defs/a", "$defs": {"a": REQUIRED | {"additionalProperties": ONE_OF_ALL}}}, None),
+        ({"properties": {"x" * 500_000: ONE_OF_ALL}}, None),
+    ],
+    ids=["chain", "ring", "all", "required", "path"],
+)  # fmt: skip
+def test_a_large_schema_takes_time_in_proportion(schema, refusal):
+    if refusal is None:
+        assert followed(json.dumps(schema))
+        return
+    with pytest.raises(ValueError, match=refusal):
+        followed(json.dumps(schema))
 
 
 @pytest.mark.parametrize(
@@ -457,8 +618,90 @@ def test_a_schema_inside_a_grammar_is_followed_or_refused_too():
     ]:
         with pytest.raises(ValueError, match=f"^structured_outputs.grammar .*{message}"):
             GRAMMARS.state(StructuredOutputsParams(grammar=f"start: %json {schema}"))
-    with pytest.raises(ValueError, match="no JSON behind %json: Expecting"):
+    with pytest.raises(ValueError, match=r"%json must be followed by JSON \(Expecting"):
         followed_inside("start: %json {,")
+
+
+DRAFTS = {
+    4: jsonschema.Draft4Validator,
+    6: jsonschema.Draft6Validator,
+    7: jsonschema.Draft7Validator,
+    2019: jsonschema.Draft201909Validator,
+    2020: jsonschema.Draft202012Validator,
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_a_draft_hears_its_own_keywords(draft):
+    of_draft = set(DRAFTS[draft].VALIDATORS)
+    every = {name for kind in DRAFTS.values() for name in kind.VALIDATORS}
+    # Refused in drafts that lack them, since validators differ, or read together with others.
+    every -= {
+        "dependencies",
+        "additionalItems",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "$recursiveRef",
+    }
+    heard = set(rules._heard(dict.fromkeys(every - {"$ref"}), draft)) | {"$ref"}
+    assert heard == of_draft & every
+    neighbours = rules._heard({"type": "string", "$ref": "#"}, draft)
+    assert set(neighbours) == ({"$ref"} if draft < 2019 else {"type", "$ref"})
+
+
+ANY_7 = {"$schema": DRAFT_7, "definitions": {"any": {}, "text": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "schema, text",
+    [
+        ({"$schema": DRAFT_4, "oneOf": [{"type": "number"}, {"const": "a"}]}, "0"),
+        ({"$schema": DRAFT_4, "oneOf": [{"type": "string"}, {"type": "number", "const": 1}]}, "2"),
+        ({"$schema": DRAFT_4, "contains": {}, "if": {}, "then": False, "propertyNames": False}, '{"a": 1}'),
+        (ANY_7 | {"oneOf": [{"$ref": "#/definitions/any", "type": "string"}, {"type": "integer"}]}, "5"),
+        (ANY_7 | {"oneOf": [{"$ref": "#/definitions/text", "type": "null"}, {"type": "integer"}]}, '"a"'),
+        (ANY_7 | {"items": {"$ref": "#/definitions/text", "maxLength": 1, "not": {}}, "type": "array"}, '["ab"]'),
+        (ANY_7 | {"oneOf": [{"type": "array", "prefixItems": [False], "minItems": 1}, {"type": "string"}]}, "[1]"),
+        (ANY_7 | {"unevaluatedProperties": False, "dependentRequired": {"a": ["b"]}, "type": "object"}, '{"a": 1}'),
+        (ANY_7 | {"oneOf": [{"const": 1}, {"const": "a"}]}, "1"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keywords_that_a_draft_lacks_and_neighbours_of_references_are_not_heard(schema, text):
+    judge = validator(schema)
+    try:
+        state = state_of(schema)
+    except ValueError as error:
+        assert "oneOf" in str(error)
+        return
+    assert takes_text(state, text) is judge.is_valid(json.loads(text))
+
+
+def test_draft_4_has_its_own_exclusive_limits():
+    with pytest.raises(ValueError, match="exclusiveMinimum 5 at # is not true or false"):
+        state_of({"$schema": DRAFT_4, "minimum": 1, "exclusiveMinimum": 5})
+
+
+NAMES = {"a": {"b": {"type": "string"}, "%": INTEGER}, "a/b": INTEGER, "a~1b": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    "pointer",
+    [
+        *("a%2Fb", "a%2fb", "a/b", "%61/b", "a~1b", "a%7E1b", "a~01b", "a%252Fb"),
+        *("a/%25", "a%2F%25", "a/%", "a/b/0", "list/1", "list/01", "list%2F0"),
+    ],
+)
+def test_a_pointer_leads_where_a_validator_finds_it(pointer):
+    schema = {"$ref": f"#/x/{pointer}", "x": NAMES | {"list": [INTEGER, {"type": "null"}]}}
+    judge = validator(schema)
+    expected = {text: is_valid(judge, json.loads(text)) for text in ("1", '"a"', "null")}
+    if None in expected.values() or pointer == "list/01":
+        with pytest.raises(ValueError, match="is nowhere: Pointer"):
+            state_of(schema)
+        return
+    state = state_of(schema)
+    assert {text: takes_text(state, text) for text in expected} == expected
 
 
 def test_every_keyword_of_every_draft_is_known():
