@@ -11,7 +11,6 @@ import atexit
 import copy
 import functools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -24,14 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
-from hybrid_jax.process.streams import Forgiving, is_terminal, say
+from hybrid_jax.process.ending import wait_for
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 CLOSED = "LLM: this object was closed; make a new one"
-INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
-PATIENCE = 0.5  # seconds that a program waits at its end before it says so
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
@@ -274,13 +271,17 @@ class EngineThread:
         finally:
             self.leave(call)
 
-    def close(self) -> None:
-        """Ends what still runs, closes the engine, and waits until that is done."""
+    def close(self, *, wait: bool = True) -> None:
+        """Ends what still runs, closes the engine, and waits until that is done, or has it done soon."""
         self.closed = True
-        if os.getpid() == self._pid:
-            self._loop.stop()
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        if os.getpid() != self._pid:
+            return
+        if not wait:
+            _drop(self._loop, self._thread)
+            return
+        self._loop.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
 
 def check_process() -> None:
@@ -302,19 +303,9 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
-    """Ends the thread with the program, and waits for that.
-
-    Ctrl-C ends the wait and the process: Python aborts if XLA outlives it.
-    """
-    try:
-        loop.stop()
-        thread.join(PATIENCE)
-        if thread.is_alive() and is_terminal(sys.stderr):
-            say("hybrid_jax: waiting for a step or the compiler; Ctrl-C stops at once")
-        thread.join()
-    except KeyboardInterrupt:
-        Forgiving(sys.stdout).flush()
-        os._exit(INTERRUPTED)
+    """Ends the thread with the program, and waits for that."""
+    loop.stop()
+    wait_for([thread])
 
 
 def _drop(loop: _Loop, thread: threading.Thread) -> None:

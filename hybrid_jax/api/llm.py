@@ -756,15 +756,19 @@ class LLM:
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory. The object cannot be used afterwards."""
-        self._thread.close()
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
+        self._thread.close(wait=wait)
         self._intake.close()
         self._params = None
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who presses Ctrl-C does not want to wait for the compiler.
+        self._close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     def __reduce__(self) -> Any:
         raise TypeError(

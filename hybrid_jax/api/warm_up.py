@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from typing import TYPE_CHECKING
+
+from hybrid_jax.process.ending import pool_of_threads
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.programs.compiling import WarmUp
@@ -44,7 +46,7 @@ def warm_up(
         report(num_done, len(programs))
 
     report(0, len(programs))
-    pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="hybrid_jax-compile")
+    pool = pool_of_threads(threads, "hybrid_jax-compile")
     try:
         futures: list[Future[WarmUp]] = [
             pool.submit(timed, program, program.ahead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import typer
 
 from hybrid_jax.cli.words import flags_of, shell_words
 from hybrid_jax.display import text_rows
+from hybrid_jax.process.ending import INTERRUPTED
 from hybrid_jax.process.streams import encoding_of, is_terminal, say
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -32,6 +34,10 @@ CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
 ]
+
+
+class Interrupted(Exception):
+    """Ctrl-C, with what there is to say about it."""
 
 
 class StdoutError(Exception):
@@ -145,25 +151,30 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    given = sys.stdout
+    given, words = sys.stdout, "interrupted"
     sys.stdout = given and _Stdout(given)
     try:
         code: Any = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
-        if (
-            sys.stdout is not None or "--help" in arguments
-        ):  # help is written by a library, which says nothing
+        # Help is written by a library, which says nothing.
+        if sys.stdout is not None or "--help" in arguments:
             write(end="", flush=True)
     except (BrokenPipeError, StdoutError) as error:
         if isinstance(error, StdoutError):  # otherwise the reader has gone, as `head` goes
             note(str(error))
         _forget_stdout()
         code = 1
+    except Interrupted as error:
+        code, words = INTERRUPTED, str(error)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = INTERRUPTED
     except Exception as error:
         code = _report(error, flags_of(app, arguments), arguments)
     finally:
         sys.stdout = given
+    if code == INTERRUPTED:  # also what typer makes of Ctrl-C
+        with suppress(ValueError):  # this is not the main thread
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        note(words)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid_jax.cli.exits import JsonOption, note, write_json
+from hybrid_jax.cli.exits import Interrupted, JsonOption, note, write_json
 from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import ModelOptions, TemplateOption, template_of
 from hybrid_jax.cli.words import shell_words
@@ -60,11 +60,11 @@ def run_batch(
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         kept = batch.partial_path(output.resolve())
-        if kept.exists():
-            note(
-                f"interrupted; the lines so far are in {kept}, the same command goes on from there"
-            )
-        raise
+        if not kept.exists():
+            raise
+        raise Interrupted(
+            f"interrupted; the lines so far are in {kept}, the same command goes on from there"
+        ) from None
     no_requests = (
         f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
         f"that can be read. A request looks like {REQUEST}; {output} says what is wrong with each line"

@@ -16,7 +16,7 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import starting
-from hybrid_jax.api.engine_thread import Command, EngineThread
+from hybrid_jax.api.engine_thread import Call, Command, EngineThread
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.text.incremental import IncrementalDecoder
 from tests.surface.fake_engine import GREEDY, SCRIPT, texts
@@ -117,7 +117,9 @@ class AtLine:
         sys.settrace(self.old)
 
 
-@pytest.mark.parametrize("function", [LLM.generate, EngineThread.run, EngineThread.submit])
+@pytest.mark.parametrize(
+    "function", [LLM._generate, LLM._run, EngineThread.run, EngineThread.submit]
+)
 def test_an_interrupt_at_any_line_of_a_call_leaves_nothing_behind(make_llm, function):
     first = function.__code__.co_firstlineno
     lines = sorted({n for *_, n in function.__code__.co_lines() if n and n > first})
@@ -215,9 +217,37 @@ print("waits")
 """
 
 
-def test_ctrl_c_ends_a_program_that_waits_for_a_turn_to_end():
-    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=50)
+POOL = """
+import os, signal, threading, time
+from hybrid_jax.process.ending import pool_of_threads
+pool = pool_of_threads(1, "compiles")
+pool.submit(time.sleep, 60)
+pool.submit(print, "never")
+timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+timer.daemon = True
+timer.start()
+print("waits")
+"""
+
+
+@pytest.mark.parametrize("program", [EXITS, POOL], ids=["a turn", "a program beside it"])
+def test_ctrl_c_ends_a_program_that_waits_at_its_end(program):
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "waits\n", "")
+
+
+def test_ctrl_c_in_a_with_block_does_not_wait_for_the_turn(make_llm):
+    llm = make_llm()
+    llm._engine.pause = 1.5  # like a program that takes long to compile
+    thread = llm._thread._thread
+    with pytest.raises(KeyboardInterrupt), llm:
+        llm._thread.submit([Call(llm._intake.jobs([65], None))])
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+    assert thread.is_alive() and llm._thread.closed
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_new_llm_waits_for_the_memory_of_one_that_was_dropped(make_llm, monkeypatch):

@@ -15,6 +15,7 @@ import jax
 from hybrid_jax.engine.programs.compile_cache import compiled
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.machine import give_back_free_memory
+from hybrid_jax.process.ending import pool_of_threads
 from hybrid_jax.process.own_settings import own_settings
 from pallas_kernels.triton import for_cuda
 
@@ -214,8 +215,7 @@ class Background:
             return
         self._begun.add(key)
         if self._pool is None:
-            name = "hybrid_jax-compile-background"
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=name)
+            self._pool = pool_of_threads(self._threads, "hybrid_jax-compile-background")
         self._pool.submit(_logged, prepare())
 
     def close(self) -> None:
