@@ -66,6 +66,22 @@ def test_a_wrong_value_is_named_with_what_it_must_be(field, value, must_be):
 
 
 @pytest.mark.parametrize(
+    "field, strings, most, got",
+    [
+        ("stop", ("x",) * 1001, "1000 strings of 65536", "1001 of 1001"),
+        ("stop", ("x" * 65537,), "1000 strings of 65536", "1 of 65537"),
+        ("bad_words", ("x",) * 10_001, "10000 strings of 262144", "10001 of 10001"),
+    ],
+)
+def test_too_many_strings_are_counted_and_not_printed(field, strings, most, got):
+    with pytest.raises(
+        ValueError, match=f"{field} must be at most {most} characters together, got {got}$"
+    ):
+        SamplingParams(**{field: strings})
+    assert getattr(SamplingParams(**{field: strings[: 1 - len(strings)] or "x" * 65536}), field)
+
+
+@pytest.mark.parametrize(
     "name, error, message",
     [
         ("max_token", TypeError, "unknown field 'max_token'; did you mean max_tokens?"),

@@ -34,6 +34,8 @@ from hybrid_jax.text.prompts import (
     Prompt,
     PromptLike,
     Prompts,
+    TooLong,
+    check_length,
     check_unicode,
     leading_tokens,
     pair_params,
@@ -44,12 +46,11 @@ from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
+MAX_SHOWN = (
+    1 << 18
+)  # tokens of a conversation that is rendered and not run, if the engine takes fewer
 # What becomes of the mistake of one prompt of several: it is raised, or returned in place of what was asked for.
 Errors = Literal["raise", "return"]
-
-
-class TooLong(ValueError):
-    """A prompt and its completion together exceed the longest sequence that model and memory allow."""
 
 
 class Intake:
@@ -170,22 +171,23 @@ class Intake:
     ) -> functools.partial[Job]:
         """What makes a job of a prompt, which has been checked, once it has a number."""
         engine = self._thread.engine
-        prompt = read_prompt(index, given, self.tokenizer, self._config.vocab_size)
+        reads_only = logprobs_from is not None or pooling is not None
+        longest = engine.longest_prompt if reads_only else engine.max_model_len
+        prompt = read_prompt(index, given, self.tokenizer, self._config.vocab_size, longest)
         if params.stop and self.tokenizer is None:
             raise ValueError(
                 f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
                 "use stop_token_ids"
             )
         prompt_len, max_tokens = len(prompt.token_ids), 1
-        reads_only = logprobs_from is not None or pooling is not None
         if reads_only:
-            check_fits(index, prompt_len, engine.longest_prompt)
+            check_fits(index, prompt_len, longest)
         else:
             max_tokens = resolve_max_tokens(
                 index,
                 prompt_len,
                 params,
-                engine.max_model_len,
+                longest,
                 default=self.defaults.max_tokens,
             )
         stop_ids = resolve_stop_ids(index, params, self._config)
@@ -247,8 +249,9 @@ class Intake:
         for index, conversation in enumerate(messages if several else [messages]):
             try:
                 prompts.append(self._prompt(conversation, cache_breakpoints, options))
-            except ConversationError as error:
-                error.conversation = index if several else None
+            except (ConversationError, TooLong) as error:
+                if isinstance(error, ConversationError):
+                    error.conversation = index if several else None
                 if errors == "raise":
                     raise
                 prompts.append(error)
@@ -271,9 +274,10 @@ class Intake:
 
         Raises:
             ConversationError: it is not a conversation, the template refuses it, or there is no such message.
+            TooLong: it is far longer than the engine takes, and than `MAX_SHOWN` tokens.
             TypeError: an argument is unknown.
         """
-        return self._prompt(messages, cache_breakpoints, self._options(template))
+        return self._prompt(messages, cache_breakpoints, self._options(template), shown=MAX_SHOWN)
 
     @staticmethod
     def _options(template: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +287,12 @@ class Intake:
         return template_options(**template)
 
     def _prompt(
-        self, messages: Any, cache_breakpoints: Sequence[int] | None, options: dict[str, Any]
+        self,
+        messages: Any,
+        cache_breakpoints: Sequence[int] | None,
+        options: dict[str, Any],
+        *,
+        shown: int = 0,
     ) -> Prompt:
         read = read_messages(messages)
         if self.tokenizer is None:
@@ -297,6 +306,8 @@ class Intake:
             check_unicode("the conversation", text)
         except ValueError as error:
             raise ConversationError(str(error)) from None
+        longest = self._thread.engine.longest_prompt
+        check_length("chat", self.tokenizer, text, longest, shown=shown)
         # The template has written the special tokens already.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ends = message_ends(

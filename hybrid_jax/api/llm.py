@@ -481,7 +481,11 @@ class LLM:
             True
         """
         read = read_pairs(
-            prompts, continuations, self.get_tokenizer(), vocab_size=self.model_config.vocab_size
+            prompts,
+            continuations,
+            self.get_tokenizer(),
+            vocab_size=self.model_config.vocab_size,
+            longest=self._engine.longest_prompt,
         )
         accepted = self._intake.accepted(
             [pair if isinstance(pair, Exception) else pair.whole for pair in read],

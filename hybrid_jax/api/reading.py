@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,6 +15,7 @@ from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.prompts import (
     Prompt,
     Prompts,
+    check_length,
     check_unicode,
     listed_prompts,
     read_prompt,
@@ -76,7 +78,12 @@ class Pair(NamedTuple):
 
 
 def read_pairs(
-    prompts: Prompts, continuations: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int
+    prompts: Prompts,
+    continuations: Prompts,
+    tokenizer: Tokenizer | None,
+    *,
+    vocab_size: int,
+    longest: int,
 ) -> list[Pair | Exception]:
     """Pairs prompts with continuations, one with one, or one with all; see `LLM.score`.
 
@@ -95,7 +102,7 @@ def read_pairs(
     for index, first in enumerate(firsts):
         try:
             beginning = _or_beginning(first, tokenizer)
-            read.append(read_prompt(index, beginning, tokenizer, vocab_size))
+            read.append(read_prompt(index, beginning, tokenizer, vocab_size, longest))
         except ValueError as error:
             read.append(error)
     # What `render_chat` made is whole: its text has all special tokens that belong there.
@@ -110,7 +117,9 @@ def read_pairs(
         try:
             if isinstance(prompt, Exception):
                 raise prompt
-            pairs.append(_pair(where, prompt, second, tokenizer, vocab_size, add_special=special))
+            pairs.append(
+                _pair(where, prompt, second, tokenizer, vocab_size, longest, add_special=special)
+            )
         except ValueError as error:
             pairs.append(error)
     return pairs
@@ -138,6 +147,7 @@ def _pair(
     second: Any,
     tokenizer: Tokenizer | None,
     vocab_size: int,
+    longest: int,
     *,
     add_special: bool,
 ) -> Pair:
@@ -153,11 +163,13 @@ def _pair(
         [read] = read_prompts([second], tokenizer, vocab_size=vocab_size)
         before, ids = len(prompt.token_ids), (*prompt.token_ids, *read.token_ids)
     elif prompt.text is None:
+        check_length(f"score: {where}", tokenizer, second, longest)
         plain = tokenizer.encode(second, add_special_tokens=False)
         before, ids = len(prompt.token_ids), (*prompt.token_ids, *plain)
     else:
         text = prompt.text + second
         check_unicode(f"score: {where}", text)
+        check_length(f"score: {where}", tokenizer, text, longest)
         ids = _open_ended(tokenizer, text, add_special=add_special)
         counts = tokenizer.count_within(text, ids, [len(prompt.text)])
         if counts is None:
@@ -168,8 +180,8 @@ def _pair(
         [before] = counts
         if not before:
             raise ValueError(
-                f"score: {where} shares its first token with all of its prompt {prompt.text!r}, so no token comes "
-                "before it; give a longer prompt, or token ids"
+                f"score: {where} shares its first token with all of its prompt {reprlib.repr(prompt.text)}, so no "
+                "token comes before it; give a longer prompt, or token ids"
             )
     if before >= len(ids):
         raise ValueError(f"score: {where} adds no token to its prompt; there is nothing to score")

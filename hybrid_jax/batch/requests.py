@@ -143,7 +143,12 @@ def read_request(
     else:
         each = [params] * len(prompts)
     # Many requests wait for their turn, and arrays take a tenth of the memory of tuples.
-    read = read_prompts(prompts, llm.get_tokenizer(), vocab_size=llm.model_config.vocab_size)
+    read = read_prompts(
+        prompts,
+        llm.get_tokenizer(),
+        vocab_size=llm.model_config.vocab_size,
+        longest=llm.max_model_len,
+    )
     return BatchRequest(
         url=url,
         model=model,

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hybrid_jax.api.feed import Feed, Ticket
-from hybrid_jax.api.intake import TooLong
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.batch.fields import LineError
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines
@@ -29,7 +28,7 @@ from hybrid_jax.batch.requests import (
 from hybrid_jax.batch.responses import AnswerIds, TokenTexts, answer, as_line, failure, success
 from hybrid_jax.batch.summary import line_counts
 from hybrid_jax.cache.tree.prefix_order import prefix_order
-from hybrid_jax.text.prompts import Prompt
+from hybrid_jax.text.prompts import Prompt, TooLong
 
 LOG = logging.getLogger("hybrid_jax.batch")
 # Completions under way for each row of the engine, which looks ahead for shared prefixes.

@@ -182,7 +182,7 @@ class Talk:
 
     def _refusal(self, error: ValueError) -> str:
         """Why a message got no answer."""
-        from hybrid_jax.api.intake import TooLong
+        from hybrid_jax.text.prompts import TooLong
 
         if isinstance(error, TooLong):
             return (

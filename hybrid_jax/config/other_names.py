@@ -46,7 +46,7 @@ def refuse_name(where: str, name: str, known: Collection[str], *, what: str = "f
         raise NotImplementedError(f"{where}: {name}: {feature} is not built yet; leave it out")
     if reason := tables.get("needless", {}).get(name):
         raise TypeError(f"{where}: {name}: {reason}; leave it out")
-    near = get_close_matches(name, known, n=1, cutoff=SIMILAR)
+    near = get_close_matches(name[:60], known, n=1, cutoff=SIMILAR)
     meant = tables["ours"].get(name) or next(iter(near), None)
     hint = f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
     raise TypeError(f"{where}: unknown {what} {name!r}; {hint}")

@@ -18,6 +18,8 @@ MAX_LOGPROBS = 20
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # what float32 logits bear
 DEFAULT_TEMPERATURE = 1.0  # where neither the caller nor the model names one
 MAX_N = 1024  # completions per prompt; each is a request of its own
+# The most strings, and the characters of all of them.
+MAX_STRINGS = {"stop": (1000, 1 << 16), "bad_words": (10_000, 1 << 18)}
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 FLOATS = (
     *("temperature", "top_p", "min_p"),
@@ -73,13 +75,14 @@ class SamplingParams:
         logit_bias: {token id: number between -100 and 100} added to the logits; kept as sorted pairs.
         allowed_token_ids: no other token is drawn; None allows all.
         bad_words: texts that are not generated as the tokenizer writes them, alone or after a space: the token
-            that would complete one is not drawn.
+            that would complete one is not drawn. At most 10000 of 262144 characters together.
         structured_outputs: the form the text must have; None for any.
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
             strings that begin there pass. Only a grammar that allows nothing more ends a text before.
-        stop: strings that end the text. They may name special tokens, also where these are left out of the text.
+        stop: strings that end the text, at most 1000 of 65536 characters together. They may name special tokens, also
+            where these are left out of the text.
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.
         include_stop_str_in_output: keep the stop string in the text.
@@ -197,6 +200,11 @@ class SamplingParams:
             good = all(isinstance(text, str) and text for text in texts)
             must(self, name, good, "non-empty strings")
             must(self, name, all(map(is_unicode, texts)), "valid UTF-8")
+            most, characters = MAX_STRINGS[name]
+            good = len(texts) <= most and sum(map(len, texts)) <= characters
+            what = f"at most {most} strings of {characters} characters together"
+            got = f"{len(texts)} of {sum(map(len, texts))}"
+            must(self, name, good, what, got)
         must(self, "stop", self.detokenize or not self.stop, "empty when detokenize is False")
         form = self.structured_outputs
         good = form is None or isinstance(form, StructuredOutputsParams)

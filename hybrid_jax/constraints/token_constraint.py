@@ -77,17 +77,20 @@ class BadWords:
     """
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        # By the token before the last, so that a step looks at few sequences.
-        self._by_last: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        # By what comes before the last token, so that a step looks at no more than one beginning of each length.
+        self._ends: dict[tuple[int, ...], list[int]] = {}
         for *begin, end in sequences:
-            self._by_last.setdefault(begin[-1], []).append((tuple(begin), end))
+            self._ends.setdefault(tuple(begin), []).append(end)
+        self._lengths = sorted({len(begin) for begin in self._ends}, reverse=True)
 
     def completing(self, output: Sequence[int]) -> list[int]:
         """The tokens that may not come next."""
-        if not output:
-            return []
-        near = self._by_last.get(output[-1], ())
-        return [end for begin, end in near if tuple(output[-len(begin) :]) == begin]
+        return [
+            end
+            for length in self._lengths
+            if length <= len(output)
+            for end in self._ends.get(tuple(output[-length:]), ())
+        ]
 
 
 class TokenConstraint:

@@ -30,6 +30,8 @@ NAMED = (
     *("add_generation_prompt", "cache_breakpoints", "chat_template", "continue_final_message"),
     *("messages", "tools"),
 )
+# Names that Python, Jinja or a tokenizer's own method of that kind takes.
+TAKEN = ("self", "conversation", "tokenize", "return_dict", "return_tensors")
 # Names of a message's thoughts. Servers write one and templates read another.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
@@ -106,7 +108,7 @@ def check_roles(messages: Conversation, others: frozenset[str]) -> None:
         role = message["role"]
         if role in ROLES or role in others:
             continue
-        name = role.lower()
+        name = role[:60].lower()  # a comparison takes long for a long text
         near = OTHER_ROLES.get(name) or next(iter(get_close_matches(name, ROLES, n=1)), None)
         hint = f"; did you mean {near}?" if near else ""
         raise ConversationError(
@@ -178,6 +180,12 @@ def template_options(
     if not isinstance(more, Mapping) or not all(isinstance(name, str) for name in more):
         what = "chat_template_kwargs must map names to values"
         raise _wrong(what, more, "chat_template_kwargs")
+    taken = next((name for name in TAKEN if name in more), None)
+    if taken is not None:
+        raise ConversationError(
+            f"chat_template_kwargs must not hold {taken}, a name that means something else; call it otherwise",
+            param="chat_template_kwargs",
+        )
     twice = next((name for name in NAMED if name in more), None)
     if twice is not None:
         raise ConversationError(
@@ -371,7 +379,7 @@ def message_ends(
         template: the options it was rendered with.
 
     Returns:
-        A number of leading characters for each of these messages.
+        A number of leading characters for each of these messages, in their order.
 
     Raises:
         ConversationError: there is no such message, or the template refuses to render the conversation with another
@@ -397,18 +405,24 @@ def message_ends(
 
 
 def _read_indices(given: Any, count: int) -> list[int]:
-    """Indices of messages, all in [0, count); given ones may be negative, to count from the end."""
+    """Indices of messages, all in [0, count), each once; given ones may be negative, to count from the end."""
     indices = integers_of(given)
     if indices is None:
         what = "cache_breakpoints must be a list of message indices"
         raise _wrong(what, given, "cache_breakpoints")
+    if len(indices) > count:
+        raise ConversationError(
+            f"cache_breakpoints has {len(indices)} entries for a conversation of {count} messages; name each message "
+            "once at most",
+            param="cache_breakpoints",
+        )
     wrong = next((index for index in indices if not -count <= index < count), None)
     if wrong is not None:
         raise ConversationError(
             f"cache_breakpoints: there is no message {wrong} in a conversation of {count}",
             param="cache_breakpoints",
         )
-    return [index % count for index in indices]
+    return sorted({index % count for index in indices})
 
 
 def _end(

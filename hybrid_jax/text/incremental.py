@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
@@ -115,7 +116,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._search = _search(tuple(sorted(set(stops)))) if stops else None
+        self._state = 0  # of the search, at the end of the held text
         self._include = include
         self._held = ""
         self._hidden: list[tuple[int, int]] = []  # where in the held text the hidden parts lie
@@ -125,23 +127,22 @@ class StopStrings:
 
         A hidden piece, the text of a special token, may be a part of a stop string, but is not shown itself.
         """
-        if not self._stops:
+        search = self._search
+        if search is None:
             return "" if hidden else piece, None
         text = self._held + piece
         if hidden:
             self._hidden.append((len(self._held), len(text)))
-        ends = [
-            (start + len(stop), start, stop)
-            for stop in self._stops
-            if (start := text.find(stop)) >= 0
-        ]
-        if ends:
-            _, start, stop = min(ends)  # ties: the smallest start is the longest string
-            return self._give_out(text, start, start) + (stop if self._include else ""), stop
-        return self._give_out(text, len(text) - self._possible_start(text), len(text)), None
+        for end, letter in enumerate(piece, len(self._held) + 1):
+            self._state = search.step(self._state, letter)
+            if stop := search.found[self._state]:
+                start, self._state = end - len(stop), 0
+                return self._give_out(text, start, start) + (stop if self._include else ""), stop
+        return self._give_out(text, len(text) - search.depth[self._state], len(text)), None
 
     def finish(self) -> str:
         """The text that was held back, which is not a stop string after all."""
+        self._state = 0
         return self._give_out(self._held, len(self._held), len(self._held))
 
     def _give_out(self, text: str, cut: int, end: int) -> str:
@@ -153,10 +154,49 @@ class StopStrings:
                 text, cut = text[:a] + text[b:], cut - (min(b, cut) - a)
         return text[:cut]
 
-    def _possible_start(self, text: str) -> int:
-        """How many characters at the end of `text` are the beginning of a stop string."""
-        for length in range(min(len(self._stops[0]) - 1, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
+
+class _Search:
+    """Looks for several strings at once. The time for a character does not depend on how many there are.
+
+    A state stands for the longest beginning of a string with which the text ends. From each one there is a way to the
+    next shorter beginning with which it ends, too.
+
+    Args:
+        strings: what is looked for.
+
+    Attributes:
+        depth: by state, the length of the beginning.
+        found: by state, the longest string that ends there; empty for none.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.depth, self.found = [0], [""]
+        self._next: dict[tuple[int, str], int] = {}
+        ways = [(0, "")]  # from the state before, and by which character
+        for string in strings:
+            state = 0
+            for letter in string:
+                way = (state, letter)
+                state = self._next.setdefault(way, len(ways))
+                if state == len(ways):
+                    ways.append(way)
+                    self.depth.append(self.depth[way[0]] + 1)
+                    self.found.append("")
+            self.found[state] = string
+        self._shorter = [0] * len(ways)
+        for state in sorted(range(1, len(ways)), key=self.depth.__getitem__):
+            before, letter = ways[state]
+            if before:
+                self._shorter[state] = self.step(self._shorter[before], letter)
+            self.found[state] = self.found[state] or self.found[self._shorter[state]]
+
+    def step(self, state: int, letter: str) -> int:
+        """The state after one more character."""
+        following = self._next.get((state, letter))
+        while following is None and state:
+            state = self._shorter[state]
+            following = self._next.get((state, letter))
+        return following or 0
+
+
+_search = functools.lru_cache(maxsize=8)(_Search)  # the completions of a request share one

@@ -10,11 +10,15 @@ from typing import Any
 from hybrid_jax.config.checks import integers_of, is_integer
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.thoughts import Thoughts, thoughts_of_text
-from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer, beyond
 
 KEYS = {"prompt", "prompt_token_ids"}
 BREAKPOINTS = "cache_breakpoints"
 TOKENIZER_REMEDY = "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
+
+
+class TooLong(ValueError):
+    """A prompt and its completion together exceed the longest sequence that model and memory allow."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,29 @@ PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]
 Prompts = str | Mapping[str, Any] | Prompt | Iterable[PromptLike | int]
 
 
-def read_prompts(prompts: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int) -> list[Prompt]:
+def read_prompts(
+    prompts: Prompts,
+    tokenizer: Tokenizer | None,
+    *,
+    vocab_size: int,
+    longest: int | None = None,
+) -> list[Prompt]:
     """Makes `Prompt`s of text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or of several of these.
 
     A list of integers is one prompt, and a list of such lists is one prompt each. A dict may also have
     "cache_breakpoints": where prefixes end with which other prompts will begin, in characters of a text or in tokens.
 
+    Args:
+        prompts, tokenizer, vocab_size: what is read, and by what.
+        longest: the longest sequence in tokens. A text that is far longer is not read to its end; None reads any.
+
     Raises:
+        TooLong: a text is far longer than `longest`.
         ValueError: a prompt is malformed, empty or not valid Unicode, has an id outside the vocabulary or a breakpoint
             outside the prompt, or is text while there is no tokenizer. The message names its index.
     """
     return [
-        read_prompt(index, prompt, tokenizer, vocab_size)
+        read_prompt(index, prompt, tokenizer, vocab_size, longest)
         for index, prompt in enumerate(several_prompts(prompts))
     ]
 
@@ -94,7 +109,11 @@ def check_unicode(where: str, text: str) -> None:
 
 
 def read_prompt(
-    index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int
+    index: int,
+    prompt: PromptLike,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    longest: int | None = None,
 ) -> Prompt:
     """Makes a `Prompt` of one prompt; see `read_prompts`. Messages name its index."""
     where = f"prompt {index}"
@@ -125,10 +144,28 @@ def read_prompt(
             f"{where}: is text, but this model came without a tokenizer.json; {TOKENIZER_REMEDY}"
         )
     check_unicode(where, prompt)
+    check_length(where, tokenizer, prompt, longest)
     characters = _breakpoints(where, declared, len(prompt), "characters")
     token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
     leading = leading_tokens(tokenizer, prompt, token_ids, characters)
     return Prompt(prompt, token_ids, leading, thoughts_of_text(prompt))
+
+
+def check_length(
+    where: str, tokenizer: Tokenizer, text: str, longest: int | None, *, shown: int = 0
+) -> None:
+    """TooLong for a text of far more than `longest` tokens, before it takes time and memory to read it.
+
+    Args:
+        where, tokenizer, text: its place for messages, what would read it, and itself.
+        longest: the longest sequence, in tokens; None allows any.
+        shown: tokens that a text may have in any case, because it is looked at and not run.
+    """
+    if longest is not None and tokenizer.is_far_beyond(text, most := max(longest, shown)):
+        raise TooLong(
+            f"{where}: its {len(text)} characters are more than {beyond(most)} tokens, but the longest sequence is "
+            f"{longest}; shorten it, or raise max_model_len or memory"
+        )
 
 
 def _of_ids(

@@ -15,6 +15,7 @@ MARKS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("◁think▷", "◁/think▷"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 SWITCHES = ("enable_thinking", "thinking", "reasoning")  # variables of templates

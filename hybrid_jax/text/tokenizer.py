@@ -5,7 +5,10 @@ transformers reads more kinds of tokenizers, but importing it takes seconds. `LL
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
+import json
 import reprlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +23,17 @@ from hybrid_jax.text.conversation import check_continuation, check_tools, render
 from hybrid_jax.text.template_forms import TRIAL_TOOL, TemplateForm, form_of
 from hybrid_jax.text.template_limits import MAX_SECONDS
 from hybrid_jax.text.templates import ChatTemplate, NoTemplate, quoted_strings
-from hybrid_jax.text.tokenizer_bounds import called, check_tokenizer_bounds, without_panic
+from hybrid_jax.text.tokenizer_bounds import (
+    called,
+    check_tokenizer_bounds,
+    may_remove_much,
+    without_panic,
+)
 from hybrid_jax.text.tokenizer_files import SPECIAL_NAMES as SPECIAL_NAMES
 from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
 SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
+PER_TOKEN = 8  # characters of a token; more than most texts have on average
 SECONDS_OF_A_TRIAL = 0.5  # of processor time, to render one conversation of a trial
 SECONDS_OF_TRIALS = 3.0  # for all of them
 MAX_FORMS = 64  # templates whose form is remembered
@@ -123,6 +132,37 @@ class Tokenizer:
             lambda: backend.encode(text, add_special_tokens=add_special_tokens),
         )
 
+    def is_far_beyond(self, text: str, longest: int) -> bool:
+        """Whether a text has far more tokens than `longest`, by its beginning alone.
+
+        A tokenizer in the usual form makes of the beginning nearly the tokens that it makes of the whole. Twice as many
+        as fit, and more, cannot become fewer by what follows. Of any other tokenizer nothing is said.
+        """
+        enough = beyond(longest)
+        size = PER_TOKEN * enough
+        while 2 * size < len(text) and self._goes_on_as_it_begins:
+            cut = text.rfind(" ", size // 2, size) + 1 or size
+            if len(self.encode(text[:cut], add_special_tokens=False)) > enough:
+                return True
+            size *= 2
+        return False
+
+    @functools.cached_property
+    def _goes_on_as_it_begins(self) -> bool:
+        """Whether no part can take away, or make one token of, a long piece of text that ends far behind its start."""
+        backend = self._backend
+        if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
+            return False
+        try:
+            states = [
+                json.loads(part.__getstate__())
+                for part in (backend.normalizer, backend.pre_tokenizer)
+                if part is not None
+            ]
+        except Exception:  # it is written in Python
+            return False
+        return not any(map(may_remove_much, states))
+
     def count_within(
         self, text: str, ids: Sequence[int], characters: Sequence[int]
     ) -> list[int] | None:
@@ -130,8 +170,9 @@ class Tokenizer:
 
         `encode` must have made the ids of this text.
         """
-        ends = self._token_ends(text, ids)
-        return [next((i for i, end in enumerate(ends) if end > c), len(ends)) for c in characters]
+        # The first token that ends behind a place is the first up to which any does.
+        ends = list(itertools.accumulate(self._token_ends(text, ids), max))
+        return [bisect.bisect_right(ends, place) for place in characters]
 
     def _token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
         """Where in a text each of its tokens ends, in characters. `encode` must have made the ids of this text."""
@@ -304,6 +345,11 @@ class Tokenizer:
                 f"has: {known}); if it is a file, read it first"
             )
         return source
+
+
+def beyond(longest: int) -> int:
+    """A number of tokens so far beyond the longest sequence that it does not matter where exactly a text was cut."""
+    return 2 * longest + 1000
 
 
 def own_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

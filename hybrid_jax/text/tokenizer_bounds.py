@@ -19,6 +19,7 @@ MAX_GROWTH = 10_000  # times that replacements may lengthen a text, all of them 
 MAX_ADDED = 10_000  # characters that one component adds to a text
 MAX_ID = 10_000_000
 EIGHT_DIGITS = re.compile(r":\s*+\d{8}")
+OF_SPACES = (" {2,}", r"\s+", " +")  # expressions that usual tokenizers replace
 SPACE = re.compile(r"[ \t\r\n]*")
 Answer = TypeVar("Answer")
 
@@ -159,6 +160,27 @@ def _is_table(text: str) -> bool:
     except ValueError:
         return False
     return len(data) >= 4 + size and size > 0 and size % 4 == 0
+
+
+def may_remove_much(part: Any) -> bool:
+    """Whether a normalizer or a pre-tokenizer may take a piece of any length out of a text.
+
+    Args:
+        part: as JSON.
+
+    Example:
+        >>> may_remove_much({"type": "Replace", "pattern": {"Regex": "<a>.*</a>"}, "content": ""})
+        True
+        >>> may_remove_much({"type": "Replace", "pattern": {"String": " "}, "content": "_"})
+        False
+    """
+    return any(
+        "Regex" in pattern
+        and pattern["Regex"] not in OF_SPACES
+        and (_is(component, "Replace") or component.get("behavior") == "Removed")
+        for component in _components(part)
+        if isinstance(pattern := component.get("pattern"), dict)
+    )
 
 
 def without_panic(function: Callable[[], Answer]) -> Answer:

@@ -194,6 +194,13 @@ CHATS = [
     ("lfm2", LFM2, {}, False),
     ("lfm2 off", LFM2, {"enable_thinking": False}, None),
     ("cohere", COHERE, {}, True),
+    ("kimi", PLAIN + ASSISTANT + "◁think▷{% endif %}", {}, True),
+    (
+        "kimi, which opens them itself",
+        "{# ◁think▷...◁/think▷ #}" + PLAIN + ASSISTANT + "{% endif %}",
+        {},
+        False,
+    ),
     ("mistral", MISTRAL, {}, False),
     ("without", PLAIN + ASSISTANT + "{% endif %}", {}, None),
 ]
@@ -202,7 +209,7 @@ CHATS = [
 @pytest.mark.parametrize(("name", "template", "options", "opened"), CHATS)
 def test_a_chat_says_whether_thoughts_come_first(name, template, options, opened):
     config = config_of(256, (EOS,))
-    thread = SimpleNamespace(check=lambda: None)
+    thread = SimpleNamespace(check=lambda: None, engine=SimpleNamespace(longest_prompt=200))
     intake = Intake(config, EngineConfig(), byte_tokenizer(), SamplingParams(), thread)
     options = dict(options)
     first = options.pop("system", "What does <think> mean?")

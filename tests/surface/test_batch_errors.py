@@ -135,7 +135,11 @@ MESSAGE = {"role": "user", "content": "hi"}
         (line(min_p=2), "invalid_value", "min_p must be"),
         (line(ignore_eos="yes"), "invalid_value", "ignore_eos must be true or false, got 'yes'"),
         (line(logprobs=True), "invalid_value", "logprobs must be an integer between 0"),
-        (line(logprobs=21), "invalid_value", "an integer between 0 and 20, got 21"),
+        (
+            line(logprobs=21),
+            "invalid_value",
+            "logprobs must be an integer between 0 and 20 (LLM.logprobs reports all tokens), got 21",
+        ),
         (line("a", CHAT, logprobs=1), "invalid_value", "logprobs must be true or false, got 1"),
         (
             line("a", CHAT, top_logprobs=1),
@@ -145,7 +149,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         (
             line("a", CHAT, logprobs=True, top_logprobs=99),
             "invalid_value",
-            "top_logprobs must be an integer between 0 and 20, got 99",
+            "top_logprobs must be an integer between 0 and 20 (LLM.logprobs reports all tokens), got 99",
         ),
         (
             line(response_format={"type": "xml"}),

@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax import SamplingParams
 from hybrid_jax.text.conversation import ConversationError
+from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import CHAT, line
 from tests.surface.conftest import byte_tokenizer
 
@@ -260,6 +261,13 @@ BAD_OPTIONS = {
         )
         for name in ("messages", "tools", "chat_template", "add_generation_prompt", *OPEN)
     },
+    **{
+        f"{name}, which is taken, among the options": (
+            {"chat_template_kwargs": {name: 1}},
+            f"chat_template_kwargs must not hold {name}, a name that means something else; call it otherwise",
+        )
+        for name in ("self", "conversation", "tokenize")
+    },
     "a word for true": (
         {"add_generation_prompt": "yes"},
         "add_generation_prompt must be true or false, got 'yes'",
@@ -271,6 +279,10 @@ BAD_OPTIONS = {
     "a message that is not there": (
         {"cache_breakpoints": [1]},
         "cache_breakpoints: there is no message 1 in a conversation of 1",
+    ),
+    "more breakpoints than messages": (
+        {"cache_breakpoints": [0] * 100_000},
+        "cache_breakpoints has 100000 entries for a conversation of 1 messages; name each message once at most",
     ),
     "breakpoints that are no list": (
         {"cache_breakpoints": 1},
@@ -338,6 +350,28 @@ def test_a_wrong_batch_line_meets_the_same_complaint(llm, ask, name):
     error = answer["response"]["body"]["error"]
     assert error["message"] == f"line 1: {complaint}"
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_message_is_rendered_once_for_its_breakpoints(llm, monkeypatch):
+    given = []
+    render = Tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        Tokenizer,
+        "apply_chat_template",
+        lambda self, *args, **options: given.append(args) or render(self, *args, **options),
+    )
+    messages = [USER, ANSWER, USER]
+    prompt = llm.render_chat(messages, cache_breakpoints=[1, -2, 1])
+    assert prompt.cache_breakpoints == (len("<user>hi<assistant>yo<user>"),)
+    assert len(given) == 2
+
+
+def test_a_role_of_any_length_is_compared_in_short(llm):
+    """In whole it would take minutes."""
+    with pytest.raises(ConversationError, match=r"got 'u.*u'$"):
+        llm.render_chat([says("u" * 30_000_000, "x")])
+    with pytest.raises(ConversationError, match=r"got 'uuser'; did you mean user\?$"):
+        llm.render_chat([says("uuser", "x")])
 
 
 BOTH = OPEN | {"add_generation_prompt": True}

@@ -8,8 +8,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.text.prompts import Prompt, read_prompts
+from hybrid_jax.api import intake
+from hybrid_jax.text.prompts import Prompt, TooLong, read_prompts
 from hybrid_jax.text.tokenizer import Tokenizer
+from tests.surface.batch_files import CHAT, line
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2)
 
@@ -178,3 +180,64 @@ def test_of_several_conversations_the_wrong_one_is_named(llm):
         ValueError, match="^chat: conversation 1: .* no message 1 in a conversation of 1"
     ):
         llm.chat([[SYSTEM, USER], [USER]], SHORT, chat_template=SAYS, cache_breakpoints=[1])
+
+
+LONG = "ab" * 500_000
+TOO_LONG = "1000000 characters are more than 1400 tokens, but the longest sequence is 200; shorten it, or raise "
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.generate(LONG),
+        lambda llm: llm.generate({"prompt": LONG, "cache_breakpoints": [*range(1, 1_000_001)]}),
+        lambda llm: llm.embed(LONG),
+        lambda llm: llm.logprobs(LONG),
+        lambda llm: llm.score(LONG, "a"),
+        lambda llm: llm.chat([{"role": "user", "content": LONG}]),
+    ],
+    ids=["generate", "breakpoints", "embed", "logprobs", "score", "chat"],
+)
+def test_a_text_that_is_far_too_long_is_not_read_to_its_end(llm, monkeypatch, ask):
+    lengths = seen_lengths(monkeypatch)
+    with pytest.raises(TooLong, match="characters are more than 1400 tokens, but"):
+        ask(llm)
+    assert max(lengths) < 20_000
+
+
+def test_a_continuation_that_is_far_too_long_is_not_read_to_its_end(llm, monkeypatch):
+    lengths = seen_lengths(monkeypatch)
+    for first in ("a", [1, 2]):
+        with pytest.raises(
+            TooLong, match="score: continuation 0: its 100000[01] characters are more"
+        ):
+            llm.score(first, LONG)
+    assert max(lengths) < 20_000
+
+
+def test_nor_is_the_text_of_a_batch_line(ask, monkeypatch):
+    lengths = seen_lengths(monkeypatch)
+    monkeypatch.setattr(intake, "MAX_SHOWN", 1000)
+    chat = {"messages": [{"role": "user", "content": LONG}]}
+    answers = ask(line("a", prompt=LONG), line("b", CHAT, **chat))
+    errors = [answer["response"]["body"]["error"] for answer in answers]
+    assert [error["code"] for error in errors] == ["context_length_exceeded"] * 2
+    assert TOO_LONG in errors[0]["message"]
+    assert "are more than 3000 tokens, but the longest sequence is 200" in errors[1]["message"]
+    assert max(lengths) < 30_000
+
+
+def test_a_conversation_that_is_only_looked_at_may_be_longer(llm):
+    assert len(llm.render_chat([{"role": "user", "content": LONG[:100_000]}]).token_ids) > 100_000
+
+
+def seen_lengths(monkeypatch):
+    """The lengths of the texts that a tokenizer is given from now on."""
+    lengths = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer,
+        "encode",
+        lambda self, text, **options: lengths.append(len(text)) or encode(self, text, **options),
+    )
+    return lengths

@@ -210,6 +210,18 @@ def test_stop_strings_are_found_wherever_the_pieces_end(parts, stops, include):
     assert run(parts, stops, include) == naive("".join(parts), stops, include)
 
 
+def test_many_stop_strings_cost_no_more_than_one():
+    """One after the other, for each character, they would take hours."""
+    stops = [f"{'ab' * 30}{number:04d}" for number in range(1000)]
+    machine = StopStrings(stops)
+    for _ in range(200_000):
+        assert machine.push("ab")[1] is None
+    assert machine.push("0")[1] is None
+    assert machine.push("999 and more") == ("", "ab" * 30 + "0999")
+    one = StopStrings(["a" * 65535 + "b"])
+    assert "".join(one.push("a")[0] for _ in range(100_000)) == "a" * (100_000 - 65535)
+
+
 def naive_with_hidden(parts, stops, include):
     """The same for parts of which some are hidden: they are searched, and then left out."""
     whole = "".join(text for text, _ in parts)

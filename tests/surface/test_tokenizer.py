@@ -7,7 +7,7 @@ import re
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from hybrid_jax.text.tokenizer import Tokenizer, byte_alphabet
 
@@ -188,3 +188,32 @@ def test_ids_of_another_text_have_no_ends(tmp_path):
     tokenizer = save_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="tokenizer: 2 ids are not this text's, 'abc'"):
         tokenizer.count_within("abc", tokenizer.encode("ab"), [1])
+
+
+def test_places_in_a_text_are_looked_up_and_not_searched(tmp_path):
+    """One after the other, they would take hours."""
+    tokenizer = save_tokenizer(tmp_path)
+    text = "é" * 100_000
+    ids = tokenizer.encode(text)
+    assert tokenizer.count_within(text, ids, range(1, 100_001)) == [*range(2, 200_002, 2)]
+
+
+@pytest.mark.parametrize(
+    "part, says",
+    [
+        ({}, True),
+        ({"normalizer": normalizers.NFC()}, True),
+        ({"normalizer": normalizers.Replace(tokenizers.Regex(" {2,}"), " ")}, True),
+        ({"normalizer": normalizers.Replace(tokenizers.Regex("b.*"), "")}, False),
+        ({"pre_tokenizer": pre_tokenizers.Split(tokenizers.Regex("b.*"), "removed")}, False),
+        ({"pre_tokenizer": pre_tokenizers.Split(tokenizers.Regex(" ?b+"), "isolated")}, True),
+        ({"model": models.WordLevel({"a": 0}, unk_token="a")}, False),
+    ],
+)
+def test_only_what_surely_has_more_tokens_is_far_beyond(tmp_path, part, says):
+    tokenizer = save_tokenizer(tmp_path)
+    for name, value in part.items():
+        setattr(tokenizer.backend, name, value)
+    assert tokenizer.is_far_beyond("bad " * 50_000, 10) == says
+    assert not tokenizer.is_far_beyond("bad " * 50_000, 200_000)
+    assert not tokenizer.is_far_beyond("bad " * 4000, 10)  # it is soon read
