@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -191,5 +192,14 @@ def _folder(path: Path) -> dict[str, Any]:
         "num_files": len(sizes),
         "num_bytes": sum(sizes),
         "free_bytes": free,
-        "writable": os.access(there, os.W_OK),
+        "writable": _takes_folders(there),
     }
+
+
+def _takes_folders(folder: Path) -> bool:
+    """Whether a folder can be made in another one. Permissions do not tell: it may be a file, or no real disk."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False

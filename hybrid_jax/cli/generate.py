@@ -60,7 +60,11 @@ def generate(
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     chat_template: TemplateOption = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Show speed and cache hits on stderr.")
+        bool,
+        typer.Option(
+            "--stats",
+            help="Show what the model takes, speed, cache hits and all counters on stderr.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

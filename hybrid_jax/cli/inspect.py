@@ -50,7 +50,8 @@ def inspect(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="All memory of the device, such as 24GB; without --device of a GPU that is not in that list.",
+            help="All memory of the device, such as 24GB: in place of what --device has, or of a GPU that is not in "
+            "its list.",
         ),
     ] = None,
     as_json: JsonOption = False,

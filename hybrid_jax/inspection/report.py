@@ -31,7 +31,7 @@ from hybrid_jax.models.files import (
     stored_cut,
 )
 from hybrid_jax.models.files import read_config as read_config_file
-from hybrid_jax.models.weight_files import stored_dtype
+from hybrid_jax.models.weight_files import stored_dtype, weights_problem
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.devices import Device, card, host, installed_gpu, with_memory
@@ -51,6 +51,7 @@ SHARES = {
     "free_bytes": "free",
     "reserved_bytes": "for CUDA",
 }
+LEAST_MEMORY = 1 << 24  # bytes of a device
 ABOVE_SHARES = "The most rows (sequences at once) of one length, if the engine is made for them, and where memory goes:"
 
 
@@ -95,6 +96,10 @@ def inspect_model(
     plain = read_config(model if model is not None else BUNDLED)
     config = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
     size = None if device_memory is None else parse_size(device_memory, name="device_memory")
+    if size is not None and size < LEAST_MEMORY:
+        raise ValueError(
+            f"device_memory: {device_memory} are {format_size(size)}, which no device has; give a unit, such as 24GB"
+        )
     where = _device(device, size)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
@@ -108,8 +113,14 @@ def inspect_model(
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
     choose = functools.partial(choose_settings, config, where, given, dtype=dtype)
     folder = None if model is None else here_or_packed(model, "inspect_model")
-    unread = [] if folder is None or not folder.is_dir() else left_out(folder)
-    return ModelReport(model_facts(config, choose({}), where, choose) | {"left_out": unread})
+    found = model_facts(config, choose({}), where, choose)
+    found |= {"left_out": [], "weights_problem": None}
+    if folder is not None and folder.is_dir():
+        found["left_out"] = left_out(folder)
+        # orbax has those of a stored model, and a model with a cut names another directory
+        if not any((folder / name).is_file() for name in (STORED_CONFIG_FILE, CUT_FILE)):
+            found["weights_problem"] = weights_problem(folder)
+    return ModelReport(found)
 
 
 def _device(name: str | None, num_bytes: int | None) -> Device:
@@ -193,6 +204,8 @@ class ModelReport(dict[str, Any]):
         if self["fits"] is not False:
             told |= self._what_fits()
         told["prefix cache"] = self["cache"]
+        if self["weights_problem"]:
+            told["weights"] = f"cannot be loaded: {self['weights_problem']}"
         return told | ({"left out": "; ".join(self["left_out"])} if self["left_out"] else {})
 
     def _what_fits(self) -> dict[str, str]:

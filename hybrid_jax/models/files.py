@@ -106,7 +106,8 @@ def how_to_get(path: str | Path, files: str = "") -> str:
     Args:
         files: those that are enough, if not all are needed.
     """
-    if (name := hub_name(str(path))) is not None:  # or a relative path
+    name = hub_name(str(path))
+    if name is not None and not Path(path).parent.is_dir():  # else it is a relative path
         command = " ".join(["hf download", name, *files.split(), "--local-dir DIR"])
         return (
             f"give a model directory; nothing is downloaded: `{command}` gets "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybrid_jax.config.model_directory import dangling, is_there, read_json
+from hybrid_jax.config.model_directory import dangling, is_there, pointer, read_json
 from hybrid_jax.models.files import FETCH_ORIGINAL, CheckpointNotFound
 
 LOG = logging.getLogger("hybrid_jax.files")
@@ -21,6 +21,7 @@ SHARD = re.compile(
 # Safetensors files that hold something else than a model, by how their names begin.
 OTHER_CONTENT = ("adapter", "cut.", "optimizer", "scheduler", "random_states", "training")
 DTYPES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+OWN_ERRORS = "load_model: "  # how they begin
 MAX_HEADER = 100_000_000  # bytes; longer ones are refused when the file is read
 PICKLED = (
     "weights pickled by torch; `AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)` of transformers writes "
@@ -167,6 +168,28 @@ def stored_dtype(folder: Path) -> str | None:
     return most_bytes(max(sizes, key=Counter.total))
 
 
+def weights_problem(folder: Path) -> str | None:
+    """Why the weights of a directory cannot be loaded, as far as names, sizes and headers of files show; else None."""
+    try:
+        for found in find_weight_files(folder):
+            for file in found.files:
+                if file.is_symlink() and not file.exists():
+                    return dangling(file)
+                if not file.is_file():
+                    return f"{file} does not exist; the checkpoint is incomplete"
+                with file.open("rb") as opened:
+                    said = pointer(opened.read(64))
+                if said:
+                    return f"{file} {said}"
+                _bytes_by_dtype(file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        text = str(error)
+        if text.startswith(OWN_ERRORS):
+            return text.removeprefix(OWN_ERRORS)
+        return f"a header cannot be read ({type(error).__name__}: {text}); fetch the weights again"
+    return None
+
+
 def most_bytes(sizes: Mapping[str, int]) -> str | None:
     """The dtype of most bytes, from bytes by safetensors' names of dtypes. None if there are none of a known one."""
     known = {name: size for name, size in sizes.items() if name in DTYPES}
@@ -179,8 +202,14 @@ def _bytes_by_dtype(file: Path) -> Counter[str]:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length)) if length <= MAX_HEADER else {}
     header.pop("__metadata__", None)
-    found = Counter[str]()
+    found, end = Counter[str](), 0
     for entry in header.values():
         start, stop = entry["data_offsets"]
         found[entry["dtype"]] += stop - start
+        end = max(end, stop)
+    size = file.stat().st_size
+    if 8 + length + end > size:
+        raise ValueError(
+            f"{OWN_ERRORS}{file} is truncated, it should have {8 + length + end} bytes, it has {size}; fetch it again"
+        )
     return found

@@ -11,6 +11,7 @@ import ml_dtypes  # noqa: F401  # names the dtypes of 8 bits for numpy
 import numpy as np
 import pytest
 
+from hybrid_jax.inspection.report import inspect_model
 from hybrid_jax.models.weight_files import stored_dtype
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.names import nearest
@@ -565,3 +566,53 @@ def test_without_weights_config_json_says_the_dtype(edit):
     assert stored_dtype(folder) is None and load_config(folder).dtype == "bfloat16"
     (folder / FILE).unlink()
     assert load_config(folder).dtype == "bfloat16"
+
+
+# --- what a look without loading shows ------------------------------------------------------------
+
+
+def pickled(folder):
+    (folder / FILE).rename(folder / "pytorch_model.bin")
+
+
+def one_of_two(folder):
+    (folder / FILE).rename(folder / "model-00001-of-00002.safetensors")
+
+
+def link_to_nothing(folder):
+    (folder / FILE).unlink()
+    (folder / FILE).symlink_to("nowhere")
+
+
+def pointer_of_git(folder):
+    (folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def shorter(folder):
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
+
+
+def empty(folder):
+    (folder / FILE).write_bytes(b"")
+
+
+BROKEN = [pickled, one_of_two, link_to_nothing, pointer_of_git, shorter, empty]
+
+
+@pytest.mark.parametrize("change", BROKEN)
+def test_inspect_says_that_weights_cannot_be_loaded_as_loading_does(edit, change):
+    folder = edit(LLAMA)
+    assert inspect_model(folder)["weights_problem"] is None
+    change(folder)
+    with pytest.raises((ValueError, OSError)) as refused:
+        load_model(folder)
+    report = inspect_model(folder)
+    said = report["weights_problem"]
+    assert f"weights          cannot be loaded: {said}" in str(report)
+    if change is not empty:
+        assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("golden", GOLDEN)
+def test_inspect_finds_no_fault_with_whole_weights(golden):
+    assert inspect_model(GOLDEN[golden])["weights_problem"] is None

@@ -600,6 +600,8 @@ def test_a_device_that_is_in_no_list_is_told_by_its_memory(run, bamba):
         run("inspect", bamba, "--device", "cpu", "--device-memory", "64GiB", "--json")[1]
     )
     assert (host["platform"], host["machine_bytes"], host["total_bytes"]) == ("cpu", 2**36, None)
+    code, _, err = run("inspect", bamba, "--device-memory", "24")
+    assert code == 2 and "--device-memory: 24 are 24 B, which no device has" in err
     code, _, err = run("inspect", bamba, "--device-memory", "24Gb")
     assert code == 2 and "--device-memory: a size must look like 5GB" in err and "'24Gb'" in err
 
