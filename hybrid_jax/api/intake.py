@@ -19,6 +19,7 @@ from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import (
+    READ,
     ROLES,
     Conversation,
     ConversationError,
@@ -28,6 +29,7 @@ from hybrid_jax.text.conversation import (
     message_ends,
     read_messages,
     template_options,
+    unread_fields,
 )
 from hybrid_jax.text.prompts import (
     TOKENIZER_REMEDY,
@@ -334,6 +336,12 @@ def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any
             quoted = tokenizer.quoted_in_template(template, with_tools=tools is not None)
             check_roles(messages, quoted)
         text = tokenizer.apply_chat_template(messages, **options)
+        if any(message.keys() - READ for message in messages):
+            template, tools = options["chat_template"], options["tools"]
+            source = tokenizer.template_source(template, with_tools=tools is not None)
+            # Of a template inside of an object's method nothing is known.
+            if source and (unread := unread_fields(messages, source, text)):
+                LOG.info("the chat template does not read %s", ", ".join(sorted(unread))[:200])
         check_rendered(messages, text)
         return text
     except ConversationError:

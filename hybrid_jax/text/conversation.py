@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import reprlib
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,25 @@ NAMED = (
 TAKEN = ("self", "conversation", "tokenize", "return_dict", "return_tensors")
 # Names of a message's thoughts. Servers write one and templates read another.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+# Names under which servers write them as well, and no template reads them.
+MORE_THOUGHTS = (
+    *("reasoning_details", "reasoning_text", "thinking_blocks", "thinking_content"),
+    *("thought", "thoughts"),
+)
+# Types of parts: those that are text, by the field that holds it, and those that are thoughts.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+THOUGHT_PARTS = (
+    *("reasoning", "reasoning.summary", "reasoning.text", "reasoning_text", "summary_text"),
+    *("text", "thinking"),
+)
+IN_THOUGHT_PARTS = ("thinking", "reasoning", "text", "summary")
+# Fields that are read, or that say nothing to a model.
+READ = frozenset(("role", "content", "tool_calls", "tool_call_id", "refusal", "id", "name", "type"))
+READ |= {*THOUGHTS, *MORE_THOUGHTS}
+# Fields that carry something that a model is meant to see. Templates of models of text do not read them.
+CARRYING = frozenset(
+    "attachments audio audios documents file files image image_url images input_audio video videos".split()
+)
 
 
 class ConversationError(ValueError):
@@ -134,6 +152,31 @@ def check_rendered(messages: Conversation, text: str) -> None:
             )
 
 
+def unread_fields(messages: Conversation, source: str, text: str) -> set[str]:
+    """The names of fields that stand in messages, and that neither the engine nor the chat template reads.
+
+    Args:
+        messages: of the conversation.
+        source: of the template.
+        text: that it has made. One that prints whole messages prints the names of all fields.
+
+    Raises:
+        ConversationError: such a field carries more than text, as `images` does.
+    """
+    unread = {
+        name
+        for name in set().union(*messages) - READ
+        if name not in source and f"'{name}'" not in text and f'"{name}"' not in text
+    }
+    for index, message in enumerate(messages):
+        for name in message.keys() & unread & CARRYING:
+            if message[name] not in ("", [], {}):
+                where = f"messages[{index}].{name}"
+                what = f"{where} is not read by the chat template; write what it says into the content, or leave it out"
+                raise _wrong(what, message[name], where, code="unsupported_parameter")
+    return unread
+
+
 def _stands_in(text: str, content: str) -> bool:
     return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
@@ -221,19 +264,23 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     if calls:
         read["tool_calls"] = calls  # an empty list would look like calls to a template
     is_answer = message["role"] == "assistant"
+    thoughts: list[str] = []
     if "content" in read:
-        read["content"] = _content(f"{where}.content", read["content"])
+        content = _content(f"{where}.content", read["content"], thoughts if is_answer else None)
+        read["content"] = content
+    elif read["role"] == "tool":
+        read["content"] = ""  # it worked, and there is nothing to say
     elif is_answer and isinstance(read.get("refusal"), str):
         # The interface that has this field gives no content beside it.
         read["content"] = read["refusal"]
-    elif is_answer and (calls or any(name in read for name in THOUGHTS)):
+    elif is_answer and (calls or any(name in read for name in (*THOUGHTS, *MORE_THOUGHTS))):
         read["content"] = ""
     else:
         what = f"{where} has no content"
         if is_answer:
             what += " and no tool_calls; an assistant's message needs one of them"
         raise ConversationError(what, param=where, code="missing_required_parameter")
-    return _with_thoughts(read)
+    return _with_thoughts(read | _found_thoughts(where, read, thoughts) if is_answer else read)
 
 
 def _as_dict(value: Any) -> Any:
@@ -249,6 +296,51 @@ def _as_dict(value: Any) -> Any:
     return value
 
 
+def _found_thoughts(where: str, message: Mapping[str, Any], of_parts: list[str]) -> dict[str, str]:
+    """The thoughts of an answer as text, under the first of their names and under those where they stand already.
+
+    Raises:
+        ConversationError: they cannot be read, or stand in several places and differ.
+    """
+    named = {
+        name: _thought(f"{where}.{name}", message[name])
+        for name in (*THOUGHTS, *MORE_THOUGHTS)
+        if name in message
+    }
+    found = {name: text for name, text in named.items() if name in THOUGHTS}
+    others = {name: text for name, text in named.items() if name in MORE_THOUGHTS}
+    others["content"] = "\n".join(of_parts)
+    known = [text for text in found.values() if text]
+    for name, text in others.items():
+        if text and text.strip() not in map(str.strip, known or [text]):
+            raise _wrong(
+                f"{where} has other thoughts under {name} than elsewhere; give them once",
+                text,
+                where,
+            )
+        known = known or [text] * bool(text)
+    return found if any(found.values()) or not known else found | {THOUGHTS[0]: known[0]}
+
+
+def _thought(where: str, value: Any, *, deepest: int = 2) -> str:
+    """Thoughts as text: a text, a part that holds one, or a list of these. A part may hold such a list."""
+    if isinstance(value, str):
+        return value
+    if _is_list(value) and deepest:
+        return "\n".join(
+            _thought(f"{where}[{index}]", part, deepest=deepest - 1)
+            for index, part in enumerate(value)
+        )
+    if isinstance(value, Mapping) and value.get("type") in THOUGHT_PARTS:
+        inner = next(
+            (value[name] for name in IN_THOUGHT_PARTS if value.get(name) is not None), None
+        )
+        if isinstance(inner, str) or _is_list(inner):
+            return _thought(where, inner, deepest=deepest)
+    what = f"{where} must be text, or parts of text; leave it out if it is not meant to be read"
+    raise _wrong(what, value, where, code="unsupported_parameter")
+
+
 def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     """A message with its thoughts under each name under which a template may look for them."""
     given = [text for name in THOUGHTS if isinstance(text := message.get(name), str)]
@@ -260,19 +352,27 @@ def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _content(where: str, content: Any) -> str | list[Any]:
+def _content(where: str, content: Any, thoughts: list[str] | None) -> str | list[Any]:
+    """A content without the thoughts in it, which are put into the given list; None if there may be none."""
     if isinstance(content, str):
         return content
     if not _is_list(content):
         raise _wrong(f"{where} must be a string or a list of parts", content, where)
+    read = []
     for index, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            kind = part["type"] if isinstance(part, Mapping) and "type" in part else part
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if thoughts is not None and kind in ("thinking", "reasoning"):
+            thoughts.append(_thought(f"{where}[{index}]", part))
+            continue
+        field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None:
             what = f"{where}[{index}] must be a part of type 'text', the only one supported"
-            raise _wrong(what, kind, f"{where}[{index}]", code="unsupported_parameter")
-        if not isinstance(part.get("text"), str):
-            raise _wrong(f"{where}[{index}].text must be a string", part.get("text"), where)
-    return list(content) or ""
+            given = part if kind is None else kind
+            raise _wrong(what, given, f"{where}[{index}]", code="unsupported_parameter")
+        if not isinstance(part.get(field), str):
+            raise _wrong(f"{where}[{index}].{field} must be a string", part.get(field), where)
+        read.append(part if kind == "text" else {"type": "text", "text": part[field]})
+    return read or ""
 
 
 def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
@@ -438,7 +538,27 @@ def _end(
         following = messages[index + 1]
         changed = {**following, "content": _unlike(following.get("content"))}
         other = render([*messages[: index + 1], changed, *messages[index + 2 :]], **template)
-    return len(os.path.commonprefix((text, other)))
+    return common_length(text, other)
+
+
+def common_length(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning.
+
+    Example:
+        >>> common_length("one and two", "one and three")
+        9
+    """
+    same, size = 0, 1
+    while one[same : same + size] == other[same : same + size]:
+        same += size
+        if same >= len(one):
+            return min(len(one), len(other))
+        size *= 2
+    while size > 1:  # they differ within so many characters
+        size //= 2
+        if one[same : same + size] == other[same : same + size]:
+            same += size
+    return same
 
 
 def _unlike(content: str | Sequence[Any] | None) -> str:

@@ -20,6 +20,7 @@ from hybrid_jax.config.model_directory import (
     hub_snapshot,
     other_tokenizers,
 )
+from hybrid_jax.text.conversation import common_length
 from hybrid_jax.text.template_limits import MAX_SECONDS
 from hybrid_jax.text.templates import NoTemplate
 from hybrid_jax.text.tokenizer import SAMPLE, SPECIAL_NAMES, Tokenizer, own_copy
@@ -127,14 +128,14 @@ class GivenTokenizer(Tokenizer):
         # Special tokens may be part of the text, as a template wrote it, or stand beside it.
         for skips in (False, True):
             if self.decode(ids, skip_special_tokens=skips) == text:
-                end = functools.partial(self._end, text, ids, skips=skips)
+                end = functools.cache(functools.partial(self._end, text, ids, skips=skips))
                 counts = range(1, len(ids) + 1)
                 return [bisect.bisect_right(counts, c, key=end) for c in characters]
         return None
 
     def _end(self, text: str, ids: Sequence[int], count: int, *, skips: bool) -> int:
         beginning = self.decode(ids[:count], skip_special_tokens=skips)
-        return len(os.path.commonprefix((text, beginning)))
+        return common_length(text, beginning)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""

@@ -160,7 +160,7 @@ BAD_MESSAGES = {
     ),
     "no content": ([{"role": "user"}], "messages[0] has no content", "messages[0]", MISSING),
     "a null content": (
-        [USER, says("tool", None)],
+        [USER, says("user", None)],
         "messages[1] has no content",
         "messages[1]",
         MISSING,
@@ -350,6 +350,22 @@ def test_a_wrong_batch_line_meets_the_same_complaint(llm, ask, name):
     error = answer["response"]["body"]["error"]
     assert error["message"] == f"line 1: {complaint}"
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_field_that_no_template_reads_does_not_vanish(llm, caplog):
+    """What carries more than text is refused, and of the others the log says so."""
+    seen = USER | {"images": ["x.png"]}
+    with pytest.raises(
+        ConversationError, match=r"messages\[1\].images is not read by the chat t"
+    ) as caught:
+        llm.render_chat([USER, seen])
+    assert (caught.value.param, caught.value.code) == ("messages[1].images", UNSUPPORTED)
+    assert llm.render_chat([USER | {"images": []}]).text == "<user>hi>"
+    for template in ("{{ messages[0].images[0] }}", "{{ messages }}", "{{ messages | tojson }}"):
+        assert "x.png" in llm.render_chat([seen], chat_template=template).text
+    with caplog.at_level("INFO", logger="hybrid_jax.requests"):
+        llm.render_chat([USER | {"mood": "glad", "tone": "dry", "name": "Ann"}])
+    assert caplog.messages == ["the chat template does not read tone"]
 
 
 def test_a_message_is_rendered_once_for_its_breakpoints(llm, monkeypatch):

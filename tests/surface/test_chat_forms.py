@@ -119,6 +119,10 @@ def answering(**more):
     return says("assistant", "4", **more)
 
 
+def part(kind, **more):
+    return {"type": kind, **more}
+
+
 TEXT = '{"width": 2.5}'
 SAME = {
     "no content beside a call": [
@@ -144,8 +148,41 @@ SAME = {
         says("assistant", "", thinking="2 + 2"),
         says("assistant", [], thinking="2 + 2"),
     ],
-    "a part": [answering(), says("assistant", parts("4")), AsDataclass("assistant", "4")],
-    "a refusal": [says("assistant", "no"), says("assistant", None, refusal="no")],
+    "thoughts of other interfaces": [
+        answering(reasoning="2\n+ 2"),
+        answering(reasoning_text="2\n+ 2"),
+        answering(thought="2\n+ 2"),
+        answering(thoughts=["2", "+ 2"]),
+        answering(thinking_content="2\n+ 2"),
+        answering(reasoning=[part("thinking", thinking="2"), part("thinking", thinking="+ 2")]),
+        answering(thinking_blocks=[part("thinking", thinking="2\n+ 2", signature="x")]),
+        answering(reasoning_details=[part("reasoning.text", text="2\n+ 2")]),
+        answering(reasoning="2\n+ 2", reasoning_details=[part("reasoning.text", text="2\n+ 2")]),
+        says(
+            "assistant",
+            [part("thinking", thinking="2\n+ 2", signature="x"), part("text", text="4")],
+        ),
+        says("assistant", [part("thinking", thinking=parts("2", "+ 2")), *parts("4")]),
+        says(
+            "assistant",
+            [part("reasoning", summary=[part("summary_text", text="2\n+ 2")]), *parts("4")],
+        ),
+        says(
+            "assistant", [part("reasoning", text="2"), part("reasoning", text="+ 2"), *parts("4")]
+        ),
+    ],
+    "a part": [
+        answering(),
+        says("assistant", parts("4")),
+        says("assistant", [part("output_text", text="4", annotations=[])]),
+        says("assistant", [part("input_text", text="4")]),
+        AsDataclass("assistant", "4"),
+    ],
+    "a refusal": [
+        says("assistant", "no"),
+        says("assistant", None, refusal="no"),
+        says("assistant", [part("refusal", refusal="no")]),
+    ],
 }
 
 
@@ -155,6 +192,43 @@ def test_a_conversation_means_the_same_in_whatever_form_it_is_written(name):
     for about, ways in SAME.items():
         texts = {rendered(tokenizer, [says("user", "hi"), way], {}) for way in ways}
         assert len(texts) == 1, (about, texts)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_tool_that_says_nothing_says_an_empty_text(name):
+    tokenizer = tokenizer_with(TEMPLATES[name])
+    answer = {"role": "tool", "tool_call_id": "call00001"}
+    texts = {
+        rendered(tokenizer, [says("user", "hi"), calling(), answer | more], {})
+        for more in ({"content": ""}, {"content": None}, {"content": []}, {})
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "message, complaint",
+    [
+        (answering(reasoning={"effort": "low"}), "[0].reasoning must be text, or parts of text; leave it out if"),
+        (answering(thinking=True), "[0].thinking must be text, or parts of text; leave it out if"),
+        (
+            answering(reasoning_details=[part("reasoning.encrypted", data="x")]),
+            "[0].reasoning_details[0] must be text, or parts of text; leave it out if",
+        ),
+        (says("assistant", [part("thinking", thinking=None)]), "[0].content[0] must be text, or parts of text"),
+        (says("assistant", [part("redacted_thinking", data="x")]), "[0].content[0] must be a part of type 'text'"),
+        (says("user", [part("thinking", thinking="x")]), "[0].content[0] must be a part of type 'text'"),
+        (says("user", [part(["text"], text="x")]), "[0].content[0] must be a part of type 'text'"),
+        (says("user", [part("input_text", text=3)]), "[0].content[0].text must be a string, got 3"),
+        (answering(reasoning="a", thought="b"), "[0] has other thoughts under thought than elsewhere; give them once"),
+        (
+            says("assistant", [part("thinking", thinking="b"), *parts("4")], reasoning="a"),
+            "[0] has other thoughts under content than elsewhere; give them once, got 'b'",
+        ),
+    ],
+)  # fmt: skip
+def test_thoughts_and_parts_that_cannot_be_read_are_named(message, complaint):
+    with pytest.raises(ConversationError, match=f"^chat: messages{re.escape(complaint)}"):
+        read_messages([message])
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])

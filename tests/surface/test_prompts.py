@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from hybrid_jax import SamplingParams
 from hybrid_jax.api import intake
+from hybrid_jax.text.conversation import common_length
 from hybrid_jax.text.prompts import Prompt, TooLong, read_prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import CHAT, line
@@ -180,6 +185,13 @@ def test_of_several_conversations_the_wrong_one_is_named(llm):
         ValueError, match="^chat: conversation 1: .* no message 1 in a conversation of 1"
     ):
         llm.chat([[SYSTEM, USER], [USER]], SHORT, chat_template=SAYS, cache_breakpoints=[1])
+
+
+@settings(deadline=None)
+@given(st.text("ab", max_size=40), st.text("ab", max_size=40), st.text("ab", max_size=40))
+def test_the_common_length_of_two_texts_is_that_of_the_definition(both, one, other):
+    one, other = both + one, both + other
+    assert common_length(one, other) == len(os.path.commonprefix([one, other]))
 
 
 LONG = "ab" * 500_000
