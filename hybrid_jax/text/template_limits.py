@@ -29,6 +29,9 @@ from jinja2.utils import Namespace
 MAX_SECONDS = 3.0  # of processor time, for one rendering
 MAX_TEXT = 1 << 25  # characters of one text, or items of one list
 MAX_ITEMS = 1 << 18  # of a list and the lists inside of it, where something looks into all of them
+MAX_DEPTH = (
+    1000  # of lists in lists, where something looks into all of them; Python prints no deeper ones
+)
 MAX_MADE = 1 << 29  # bytes of everything that one rendering makes, kept or not
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have at most 30,000
 MAX_TOKENS = (
@@ -122,30 +125,35 @@ class Budget:
         Any operation that looks into nested lists takes as long as that: a list that holds another twice, which holds
         another twice, and so on, is small in memory and has no end in print.
         """
-        weight, seen, stack = 0, 0, list(values)
-        while stack:
-            value = stack.pop()
-            seen += 1
-            kind = type(value)
-            if kind is str or kind is bytes:
-                weight += len(value)
-                continue
-            if kind is dict:
-                stack += value
-                stack += value.values()
-            elif kind is list or kind is tuple:
-                stack += value
-            elif kind is int:
-                bits = value.bit_length()
-                check_bits(bits)
-                weight += bits >> 2  # no fewer than its digits
-            elif kind is Lazy:
-                value.is_weighed = True
-            elif kind not in SCALARS:
-                stack += _inside(value)
-            if seen + len(stack) > MAX_ITEMS:
+        weight, seen, depth, level = 0, 0, 0, list(values)
+        while level:
+            seen, depth, below = seen + len(level), depth + 1, []
+            for value in level:
+                kind = type(value)
+                if kind is str or kind is bytes:
+                    weight += len(value)
+                    continue
+                if kind is dict:
+                    below += value
+                    below += value.values()
+                elif kind is list or kind is tuple:
+                    below += value
+                elif kind is int:
+                    bits = value.bit_length()
+                    check_bits(bits)
+                    weight += bits >> 2  # no fewer than its digits
+                elif kind is Lazy:
+                    value.is_weighed = True
+                elif kind not in SCALARS:
+                    below += _inside(value)
+                if seen + len(below) > MAX_ITEMS:
+                    raise LimitExceeded(
+                        f"did not finish: it looks into a value of more than {MAX_ITEMS} items"
+                    )
+            level = below
+            if depth > MAX_DEPTH:
                 raise LimitExceeded(
-                    f"did not finish: it looks into a value of more than {MAX_ITEMS} items"
+                    f"did not finish: it looks into lists in lists, more than {MAX_DEPTH} deep"
                 )
         self.allow(weight)
         if weight + seen > LONG:

@@ -98,6 +98,12 @@ DEEP_LIST = (
     + END
 )
 TWO = TUPLES + "{% set a = ns.x %}" + TUPLES.replace("ns", "os") + "{% set b = os.x %}"
+VERY_DEEP = (
+    "{% set ns = namespace(x=()) %}"
+    + "{% for i in range(390) %}" * 2
+    + "{% set ns.x = (ns.x,) %}"
+    + END * 2
+)
 AT_ONCE = {
     **{
         f"integers: {source}": LARGE + "{{ " + source + " }}"
@@ -137,6 +143,11 @@ AT_ONCE = {
             *("'{x!r}'.format(x=a)", "'{0.x}'.format({'x': a})", "a in ([b] | select)", "{} | attr(a)", "a is eq b"),
             *("'a' | join(a)", "a is in [b]", "[{'x': a}] | selectattr('x', 'equalto', b) | list"),
         )
+    },
+    # These ended the process.
+    **{
+        f"tuples in tuples, very deep: {source}": VERY_DEEP + "{{ " + source + " }}"
+        for source in ("{}.get(ns.x)", "ns.x is filter")
     },
     "tuples without end in a loop": TWO + "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
 }  # fmt: skip
