@@ -141,10 +141,15 @@ def check_rendered(messages: Conversation, text: str) -> None:
 
     The four roles that every template knows are not checked, because some templates change the text of their messages.
     """
+    position = 0  # where the last one was found; most templates print messages in order
     for index, message in enumerate(messages):
         if message["role"] in COMMON_ROLES:
             continue
-        if not all(_stands_in(text, content.strip()) for content in text_of(message["content"])):
+        for content in map(str.strip, text_of(message["content"])):
+            found = text.find(content, position)
+            position = max(found, position)
+            if found >= 0 or _stands_in(text, content):
+                continue
             raise ConversationError(
                 f"messages[{index}] is left out by the chat template, which does not know the role "
                 f"{reprlib.repr(message['role'])}; use {' or '.join(COMMON_ROLES)}",

@@ -316,6 +316,13 @@ SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
 GOING_THROUGH = frozenset("batch map reject rejectattr select selectattr slice".split())
 # Filters whose other arguments are handed on as they are.
 HANDING_ON = frozenset(("d", "default"))
+# Where filters take the name of an attribute, which is split into its parts. All take it as an option, too.
+NOWHERE = slice(0)
+BY_ATTRIBUTE = {
+    **dict.fromkeys(("max", "min", "sort", "sum", "unique"), slice(1, None)),
+    **dict.fromkeys(("groupby", "rejectattr", "selectattr"), slice(1, 2)),
+    "join": slice(2, 3),
+}
 # Tests that look at the type of a value or at what it is, and never into it.
 QUICK_TESTS = frozenset(
     "boolean callable defined escaped false float integer iterable mapping none number sameas sequence string true "

@@ -23,10 +23,12 @@ from jinja2.utils import generate_lorem_ipsum
 from markupsafe import Markup
 
 from hybrid_jax.text.template_checks import (
+    BY_ATTRIBUTE,
     DEEP,
     FILTERS,
     GOING_THROUGH,
     HANDING_ON,
+    NOWHERE,
     QUICK_TESTS,
     SLOW,
     check_percent,
@@ -279,6 +281,7 @@ class _BoundedFormatter(SandboxedFormatter):
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
+        self._budget.tick()
         size = len(format_spec) + numbers_in(format_spec) + self._budget.weigh(value)
         self._size += size
         self._budget.allow(self._size)
@@ -356,6 +359,7 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
     wants = _wants(filter)
     is_deep, is_slow, check = name in DEEP, name in SLOW, FILTERS.get(name)
     is_plain = wants is None and check is None  # whatever it does with a short text is soon done
+    by_attribute = BY_ATTRIBUTE.get(name, NOWHERE)
     goes_through, hands_on = name in GOING_THROUGH, name in HANDING_ON
 
     @jinja2.pass_context
@@ -372,6 +376,9 @@ def _bounded(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return budget.made(filter(*args, **options))
         budget.tick()
+        for other in (*args[by_attribute], options.get("attribute")):
+            if isinstance(other, str):
+                check_small("the name of an attribute", other)
         if not hands_on:
             for other in (*args[1:], *options.values()):
                 budget.weighed(other)

@@ -23,6 +23,8 @@ from hybrid_jax.text.template_limits import (
     LimitExceeded,
 )
 
+MAX_SAID = 2000  # characters of an error that are repeated; a template may say anything
+
 
 class NoTemplate(ValueError):
     """A model has no default chat template, and the caller named none."""
@@ -81,7 +83,7 @@ class ChatTemplate:
         places = [self.file, f"line {line}" if line and (several or self.file) else None]
         where = ", ".join(place for place in places if place)
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        what = " ".join(f"{kind}{said}".split())
+        what = " ".join(f"{kind}{said[:MAX_SAID]}".split())
         return ValueError(f"chat template: {what}{f' ({where})' if where else ''}")
 
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.text.conversation import ConversationError
+from hybrid_jax.text.conversation import ConversationError, check_rendered
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import CHAT, line
 from tests.surface.conftest import byte_tokenizer
@@ -366,6 +366,18 @@ def test_a_field_that_no_template_reads_does_not_vanish(llm, caplog):
     with caplog.at_level("INFO", logger="hybrid_jax.requests"):
         llm.render_chat([USER | {"mood": "glad", "tone": "dry", "name": "Ann"}])
     assert caplog.messages == ["the chat template does not read tone"]
+
+
+def test_messages_are_looked_for_where_they_stand():
+    """From the beginning of the text each time, this would take minutes."""
+    messages = [says("developer", f"{'ab' * 20}{number:06d}") for number in range(100_000)]
+    texts = [message["content"] for message in messages]
+    check_rendered(messages, "\n".join(texts))
+    check_rendered(messages[:9], "\n".join(texts[8::-1]))  # in another order
+    with pytest.raises(
+        ConversationError, match=r"messages\[99999\] is left out by the chat template"
+    ):
+        check_rendered(messages, "\n".join(texts[:-1]))
 
 
 def test_a_message_is_rendered_once_for_its_breakpoints(llm, monkeypatch):

@@ -28,6 +28,7 @@ TIME = {
     + LOOP + "{% call f() %}" + LOOP + END + "{% endcall %}" + END,
     "a filter of many items": "{{ ([{}] * 33000000) | map(attribute='x') | list }}",
     "a filter that leaves many items out": "{{ ([0] * 33000000) | select | list }}",
+    "a pattern of many fields": "{{ ('{0}' * 10000000).format(1) }}",
     "a sum of many items": "{{ ([{'x': 1}] * 33000000) | sum(attribute='x') }}",
     "filters in loops": LOOP + "{{ range(100000) | select('odd') | list | length }}" + END,
     "a list in a list in a list": "{% set ns = namespace(x=[]) %}" + LOOP * 2 + "{% set ns.x = [ns.x] %}" + END * 2,
@@ -149,6 +150,14 @@ AT_ONCE = {
         f"tuples in tuples, very deep: {source}": VERY_DEEP + "{{ " + source + " }}"
         for source in ("{}.get(ns.x)", "ns.x is filter")
     },
+    **{
+        f"the name of an attribute: {source}": "{% set a = 'a.' * 16000000 %}{{ " + source + " }}"
+        for source in (
+            *("[{}] | map(attribute=a) | list", "[{}] | sort(attribute=a)", "[1] | max(0, a)"),
+            *("[{}] | selectattr(a) | list", "[{}] | groupby(a)", "[{}] | sum(a)"),
+            *("[{}] | join('', a)", "[{}] | unique(attribute=a) | list"),
+        )
+    },
     "tuples without end in a loop": TWO + "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
 }  # fmt: skip
 
@@ -208,6 +217,17 @@ def test_a_template_that_builds_without_bounds_is_stopped(name, monkeypatch):
 def test_a_template_that_cannot_be_compiled_or_run_says_why(source, complaint):
     with pytest.raises(ValueError, match=f"^chat template: {complaint}"):
         ChatTemplate(source).render({})
+
+
+def test_an_error_is_never_long():
+    for source in (
+        "{{ raise_exception('not ' * 8000000) }}",
+        "{{ {}['a' * 30000000].b }}",
+        "{{ 1 / 0 ~ 'a' * 30000000 }}",
+    ):
+        with pytest.raises(ValueError, match="^chat template: ") as caught:
+            ChatTemplate(source).render({})
+        assert len(str(caught.value)) < 2100
 
 
 def test_an_error_names_the_file_and_the_line():
