@@ -479,6 +479,30 @@ def _as_ranges(characters: Set[str]) -> str:
     return "".join(f"\\x{{{a:x}}}" + (f"-\\x{{{b:x}}}" if b > a else "") for a, b in ranges)
 
 
+def _without(pattern: str, unwritten: Set[str]) -> str:
+    """A written pattern without characters that no text can have. llguidance sees if nothing is left of it.
+
+    llguidance 1.9.1 adds a quote and a backslash to a set that has all of the first 32 characters. So a set in which
+    they may be leaves out the first one.
+
+    Example:
+        >>> _without(r"^[^a]\\x{1}$", {"\\x01"})
+        '^[[^a]&&[^\\\\x{0}-\\\\x{1}]][a&&b]$'
+    """
+    left_out = _as_ranges(unwritten | {"\0"})
+
+    def rest_of(found: re.Match[str]) -> str:
+        part = found[0]
+        if part[0] == "[":
+            mixed = part[1] in "^[" or any(sign in part for sign in ("-", r"\p", r"\P"))
+            named = unwritten and (r"\x" in part or r"\v" in part)
+            return f"[{part}&&[^{left_out}]]" if mixed or named else part
+        single = part[1] not in "pP"
+        return NOTHING if single and character_of(part) in unwritten else part
+
+    return _CHARACTERS.sub(rest_of, pattern)
+
+
 def _heard(schema: Mapping[str, Any], draft: int) -> Mapping[str, Any]:
     """What a draft reads of a schema: before 2019-09, $ref alone; and only its own keywords."""
     if draft < 2019 and "$ref" in schema:
@@ -734,12 +758,15 @@ class _One:
                         "validators; write its characters out, as in [0-9]"
                     )
             names_of = narrow if rest is False else wide
+            few = self._all_known(names_of, names)
+            if "\0" not in "".join(names):
+                names_of = _without(names_of, frozenset())
             if names_of in written:
                 raise ValueError(
                     f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"
                 )
             written[names_of] = self._sub(schema, "patternProperties", pattern)
-            if (few := self._all_known(names_of, names)) is not None:
+            if few is not None:
                 self._spent[names_of] = few
         self._out["patternProperties"] = written
 
@@ -792,7 +819,7 @@ class _One:
     def _pattern(self, value: Any) -> None:
         if not isinstance(value, str):
             raise self._refuse("pattern", "is not text")
-        self._patterns.append(self._written_only(self._pattern_text(value)))
+        self._patterns.append(_without(self._pattern_text(value), self._walk.unwritten))
         self._out["pattern"] = ""  # keeps its place
 
     def _pattern_text(self, pattern: str, *, wide: bool = False) -> str:
@@ -803,23 +830,6 @@ class _One:
             raise ValueError(
                 f"the pattern {reprlib.repr(pattern)} at {at} is not supported: {error}"
             ) from None
-
-    def _written_only(self, pattern: str) -> str:
-        """A pattern without the characters that no text can have. llguidance sees if nothing is left of it."""
-        unwritten = self._walk.unwritten
-        controls = _as_ranges(unwritten)
-
-        def rest_of(found: re.Match[str]) -> str:
-            part = found[0]
-            if part[0] == "[":
-                # Only such a set can have control characters.
-                wide = part[1] in "^[" or any(sign in part for sign in (r"\x", r"\v", r"\p", r"\P"))
-                return f"[{part}&&[^{controls}]]" if wide else part
-            if part[1] in "pP":
-                return part
-            return NOTHING if character_of(part) in unwritten else part
-
-        return _CHARACTERS.sub(rest_of, pattern) if unwritten else pattern
 
     def _format(self, value: Any) -> None:
         if "string" not in self._types():

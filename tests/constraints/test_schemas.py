@@ -485,6 +485,22 @@ def test_a_pattern_without_names_that_can_be_written_holds_for_those_that_are_kn
     )
 
 
+@pytest.mark.parametrize(
+    "first",
+    [r"[\x00-\x1f]", r"[\x00-\x0f\x10-\x1fz]", r"(?:[\x00-\x0f]|[\x10-\x1f])", "[^ -\U0010ffff]"],
+)
+def test_a_set_of_all_control_characters_has_no_others(first):
+    state = state_of({"type": "string", "pattern": f"^{first}$"})
+    names = {"type": "object", "patternProperties": {f"^{first}$": INTEGER}}
+    closed, open_ended = state_of(names | {"additionalProperties": False}), state_of(names)
+    for escape in (r"\n", r"\u0001", r"\u001f"):
+        assert takes_text(state, f'"{escape}"') and takes_text(closed, f'{{"{escape}":1}}')
+    for other in (r"\\", r"\"", "a"):
+        assert not takes_text(state, f'"{other}"') and not takes_text(closed, f'{{"{other}":1}}')
+        assert takes_text(open_ended, f'{{"{other}":"x"}}')
+    assert takes_text(state_of({"type": "string", "pattern": r"^[\x00]$"}), r'"\u0000"')
+
+
 def test_a_pattern_with_one_more_name_is_kept():
     schema = {"properties": {"a": {}}, "patternProperties": {"^[ab]$": INTEGER}}
     state = state_of({"type": "object", "additionalProperties": False} | schema)
