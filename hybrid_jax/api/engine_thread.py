@@ -572,4 +572,5 @@ class _Loop:
         if number and self._stopping:
             raise RuntimeError(CLOSED)
         if not number or not any(call.has_shown_text for call in self._calls):
-            show_compiling(what, number, total, quiet=self._quiet)
+            kept = self.engine.keeps_programs
+            show_compiling(what, number, total, kept=kept, quiet=self._quiet)

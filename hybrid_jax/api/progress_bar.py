@@ -36,18 +36,20 @@ class Compiling:
     Attributes:
         what: what it does, such as "reading prompts".
         number, total: which of how many programs that are needed now.
+        kept: the next process will have it.
         since: when it began, by `time.monotonic`.
     """
 
     what: str
     number: int
     total: int
+    kept: bool = True
     since: float = field(default_factory=lambda: time.monotonic())
 
     def __str__(self) -> str:
         which = f", {self.number} of {self.total}" if self.total > 1 else ""
         seconds = time.monotonic() - self.since
-        return f"compiling the program for {self.what}{which}: {seconds:.0f} s{KEPT}"
+        return f"compiling the program for {self.what}{which}: {seconds:.0f} s{KEPT * self.kept}"
 
 
 # These belong to the process, as stderr does: the bars on the screen, the latest one last; calls that show the bars
@@ -156,18 +158,21 @@ def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[...,
         yield update
 
 
-def show_compiling(what: str, number: int, total: int, *, quiet: bool = False) -> None:
+def show_compiling(
+    what: str, number: int, total: int, *, kept: bool = True, quiet: bool = False
+) -> None:
     """Says in the bar, or on a terminal or in a notebook, which program is being compiled.
 
     Args:
         what: what the program does. number, total: which of how many it is; number 0 removes the words.
+        kept: the next process will have it.
         quiet: only a bar may say it.
     """
     global _compiling
     with suppress(Exception):  # a terminal that went away must not disturb the engine
         while _alone:
             _alone.pop()()
-        _compiling = Compiling(what, number, total) if number else None
+        _compiling = Compiling(what, number, total, kept) if number else None
         if _compiling is None:
             return
         if _waiting and not _bars:

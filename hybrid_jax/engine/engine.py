@@ -237,6 +237,11 @@ class Engine:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""
         self.runner.compiling.listener = listener
 
+    @property
+    def keeps_programs(self) -> bool:
+        """As `Runner.keeps_programs`."""
+        return self.runner.keeps_programs
+
     def compile_seconds(self) -> float:
         """Seconds spent on compiling so far; any thread may ask."""
         return self.runner.compiling.seconds()

@@ -16,6 +16,7 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
+from hybrid_jax.engine.programs import compile_cache
 from hybrid_jax.engine.programs.compiling import Background, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
@@ -442,6 +443,11 @@ class Runner:
         """A call that compiles a step in any thread."""
         program, args = self._call(kind, shape, [], kind.inert(shape), variant)
         return functools.partial(program.compile_ahead, *shapes_of(args))
+
+    @property
+    def keeps_programs(self) -> bool:
+        """Whether the next process will have what is compiled now."""
+        return self._store is not None or compile_cache.keeps_programs()
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

@@ -154,6 +154,8 @@ class FakeEngine:
     def warm_ups(self, *, logprobs=False, adjusts=False):
         return [WarmUp("a program", lambda: None)] * 3
 
+    keeps_programs = True
+
     def watch_compiling(self, listener):
         self.listener = listener
 

@@ -136,6 +136,15 @@ def test_seconds_go_on_while_a_program_is_compiled(look, monkeypatch):
     assert seen[1] == "compiling the program for vectors: 2 s; kept for next time"
 
 
+def test_what_is_not_kept_is_not_said_to_be(compiling, look, no_bars):
+    terminal = look()
+    compiling._engine.keeps_programs = False
+    compiling.generate("ab", GREEDY)
+    assert terminal.on_screen()[1] == [
+        words(n).removesuffix("; kept for next time") for n in (1, 2)
+    ]
+
+
 def test_a_stream_is_not_disturbed_once_it_shows_text(compiling, look):
     terminal = look()
     compiling._engine.pause = 0.02

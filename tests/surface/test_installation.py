@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,17 @@ def test_the_doctor_finds_nothing_wrong_here(run, monkeypatch, tmp_path):
     assert "problem:" not in out or "GPU" in out
     found = json.loads(run("doctor", "--json")[1])
     assert found["packages"]["jax"] and found["cache"]["num_files"] == 1
+
+
+@pytest.mark.parametrize("place", ["a file", "no disk"])
+def test_the_doctor_tries_to_write_into_the_cache_folder(run, monkeypatch, tmp_path, place):
+    (tmp_path / "file").touch()
+    home = tmp_path / "file" if place == "a file" else Path("/proc")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    assert f"problem: {home / 'hybrid_jax'} cannot be written" in out
 
 
 @pytest.fixture

@@ -66,6 +66,12 @@ def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) ->
     return folder
 
 
+def keeps_programs() -> bool:
+    """Whether jax keeps what is compiled now for the next process."""
+    folder = getattr(jax.config, _SETTING)
+    return bool(folder and jax.config.jax_enable_compilation_cache) and folder not in _refused
+
+
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compiles a program, or takes it from jax's cache.
 
