@@ -48,9 +48,8 @@ from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
-MAX_SHOWN = (
-    1 << 18
-)  # tokens of a conversation that is rendered and not run, if the engine takes fewer
+# Tokens of a conversation that is rendered and not run, if the engine takes fewer.
+MAX_SHOWN = 1 << 18
 # What becomes of the mistake of one prompt of several: it is raised, or returned in place of what was asked for.
 Errors = Literal["raise", "return"]
 

@@ -96,7 +96,8 @@ def generate(
         conversations = [[*opening, {"role": "user", "content": text}] for text in texts]
         read = [llm.render_chat(messages, chat_template=template) for messages in conversations]
     else:
-        read = read_prompts(texts, tokenizer, vocab_size=llm.model_config.vocab_size)
+        size, longest = llm.model_config.vocab_size, llm.max_model_len
+        read = read_prompts(texts, tokenizer, vocab_size=size, longest=longest)
     rooms = [llm.max_model_len - len(prompt.token_ids) for prompt in read]
     each = [params] * len(read)
     if params.max_tokens is None:  # the call itself refuses a prompt that leaves no room
