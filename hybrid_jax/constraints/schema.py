@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from hybrid_jax.constraints import lark
-from hybrid_jax.constraints.few_texts import character_of, few_texts
+from hybrid_jax.constraints.matches import character_of, few_texts, finds
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 from hybrid_jax.constraints.references import places, pointer_of
 
@@ -97,6 +97,7 @@ MANY, LONG = (
     1000,
     200,
 )  # names, and characters of a name, up to which patterns are looked at for what they leave
+MOST_LOOKS = 1_000_000  # for known names that have a pattern, in characters of both
 SHORT = 8
 # Names of many kinds. Patterns that have them all have every name.
 _SHORT_NAMES = (
@@ -205,6 +206,7 @@ class _Walk:
         named: the place of an object with names, beside which others may come that must not be spellings of them;
             None if there is none, or if texts have one spelling.
         unwritten: characters that no text can have.
+        plain: patterns of names by how they are written for llguidance, where that differs.
     """
 
     def __init__(self, root: Mapping[str, Any], *, named: str | None = None) -> None:
@@ -223,6 +225,7 @@ class _Walk:
         self.unwritten = frozenset() if self._spells else _CONTROLS - known
         self._names: dict[str, str] = {}  # of what references point at
         self._written: dict[str, Any] = {}  # definitions by name
+        self.plain: dict[str, str] = {}
         self._numbers = itertools.count()
         self._waiting: list[tuple[str, Any, str]] = []
         self._nested_id: str | None = None
@@ -361,7 +364,7 @@ class _Walk:
             ("leads to itself", _Facts.at_same_place),
             ("describes values that never end", _Facts.can_end),
         ):
-            facts = _Facts(self._written)
+            facts = _Facts(self._written, self.plain)
             for name, schema in self._written.items():
                 facts.set_definition(name, rule(facts, schema))
             facts.conclude()
@@ -375,13 +378,16 @@ class _Facts:
 
     Args:
         names: of the definitions.
+        plain: as `_Walk` has it.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], plain: Mapping[str, str]) -> None:
+        self._plain = plain
         self._missing: list[int] = []  # of each fact, how many others it still needs
         self._needed_by: list[list[int]] = []
         self._known: dict[int, int] = {}  # facts of schemas that several facts need
         self._definitions = {name: self._add(1) for name in names}
+        self._looks = MOST_LOOKS
 
     def _add(self, missing: int, needs: Iterable[int] = ()) -> int:
         fact = len(self._missing)
@@ -438,10 +444,34 @@ class _Facts:
         types = [types] if isinstance(types, str) else types
         if not set(types) - {"array", "object"}:
             needs.append(
-                self._any(self._all(map(self.can_end, _needed(kind, schema))) for kind in types)
+                self._any(
+                    self._all(map(self.can_end, self._needed(kind, schema))) for kind in types
+                )
             )
         self._known[id(schema)] = self._all(needs)
         return self._known[id(schema)]
+
+    def _needed(self, kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
+        """The schemas of what every array or object of a written schema holds."""
+        if kind == "object":
+            for name in schema.get("required", ()):
+                properties = schema.get("properties", {})
+                named = [properties[name]] if name in properties else []
+                named += self._of_patterns(name, schema.get("patternProperties", {}))
+                yield from named or [schema.get("additionalProperties", True)]
+            return
+        first = schema.get("prefixItems", [])
+        yield from first[: schema.get("minItems", 0)]
+        if schema.get("minItems", 0) > len(first):
+            yield schema.get("items", True)
+
+    def _of_patterns(self, name: str, patterns: Mapping[str, Any]) -> Iterator[Any]:
+        """The schemas that a name has by its patterns. Past a limit of time they are left out."""
+        for pattern, schema in patterns.items():
+            pattern = self._plain.get(pattern, pattern)
+            self._looks -= len(pattern) * (1 + len(name))
+            if self._looks > 0 and finds(pattern, name):
+                yield schema
 
 
 def _decimal_scale(number: Fraction) -> int:
@@ -450,19 +480,6 @@ def _decimal_scale(number: Fraction) -> int:
     while (number * scale).denominator > 1:
         scale *= 10
     return scale
-
-
-def _needed(kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of what every array or object of a written schema holds."""
-    if kind == "object":
-        rest = schema.get("additionalProperties", True)
-        for name in schema.get("required", ()):
-            yield schema.get("properties", {}).get(name, rest)
-        return
-    first = schema.get("prefixItems", [])
-    yield from first[: schema.get("minItems", 0)]
-    if schema.get("minItems", 0) > len(first):
-        yield schema.get("items", True)
 
 
 def _as_ranges(characters: Set[str]) -> str:
@@ -760,7 +777,8 @@ class _One:
             names_of = narrow if rest is False else wide
             few = self._all_known(names_of, names)
             if "\0" not in "".join(names):
-                names_of = _without(names_of, frozenset())
+                plain, names_of = names_of, _without(names_of, frozenset())
+                self._walk.plain[names_of] = plain
             if names_of in written:
                 raise ValueError(
                     f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"

@@ -19,6 +19,8 @@ from hybrid_jax import StructuredOutputsParams
 from hybrid_jax.constraints import schema as rules
 from hybrid_jax.constraints.bounds import COUNTS
 from hybrid_jax.constraints.grammar import Grammars
+from hybrid_jax.constraints.matches import few_texts, finds
+from hybrid_jax.constraints.patterns import portable
 from hybrid_jax.constraints.schema import followed, followed_inside
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.schemas import (
@@ -82,6 +84,65 @@ def test_some_pairs_are_followed_or_refused():
 def test_all_pairs_are_followed_or_refused(part):
     found = tried(map(completed, list(pairs(KEYWORDS))[part::8]), seeds=2)
     assert found.followed > 1000 and found.texts > 2000
+
+
+ATOMS = (
+    "a",
+    "b",
+    "[ab]",
+    "[^a]",
+    r"\d",
+    "(?i:k)",
+    ".",
+    r"\x41",
+    r"\D",
+    r"\w",
+    r"[\d\-x]",
+    "(a|b?1)",
+)
+COUNTS_OF = ("", "", "", "*", "+", "?", "{2}", "{1,2}", "{0,3}", "{2,}", "*?")
+
+
+def test_a_written_expression_is_found_where_it_is():
+    rng, num_found = random.Random(0), 0
+    for _ in range(3000):
+        part = lambda: rng.choice(ATOMS) + rng.choice(COUNTS_OF)
+        inner = rng.choice(("", "|")).join(part() for _ in range(rng.randint(1, 3)))
+        pattern = (
+            rng.choice(("", "^")) + rng.choice(("(?:%s)", "%s")) % inner + rng.choice(("", "$"))
+        )
+        text = "".join(rng.choice("abkK1A-x_") for _ in range(rng.randint(0, 5)))
+        found = finds(portable(pattern, ecma=True), text)
+        assert found is bool(re.search(pattern, text, re.ASCII)), (pattern, text)
+        num_found += found
+    assert 500 < num_found < 2500
+
+
+def test_a_search_that_takes_long_says_nothing():
+    assert finds("^(?:(?:(?:a+)+)+)+b", "a" * 100) is False
+    assert finds("^" + "a?" * 10_000, "a" * 200) is None
+    assert finds(r"^\p{Greek}", "a") is None and finds(r"^\p{Lu}\P{L}$", "A1") is True
+
+
+@pytest.mark.parametrize(
+    "pattern, texts",
+    [
+        ("^c$", "c"),
+        ("^(?:a|b[01])?$", ["", "a", "b0", "b1"]),
+        ("(^a$|^b$)", "ab"),
+        ("(?i)^k$", "kK"),
+        (r"^\d$", "0123456789"),
+        ("^a{3}$", ["aaa"]),
+        ("^a$b", ""),
+        *(
+            (pattern, None)
+            for pattern in ("^a", "a$", "", "^a*$", "^[^a]$", ".", "^a{100000}$", "^[a-z]$")
+        ),
+    ],
+)
+def test_the_texts_of_an_expression_are_known_if_they_are_few(pattern, texts):
+    found = few_texts(portable(pattern, ecma=True), 10, 20)
+    assert found == (None if texts is None else set(texts))
 
 
 @pytest.mark.parametrize("seeds", [0, pytest.param(3, marks=left_to_all)])
@@ -344,6 +405,15 @@ def test_a_schema_may_not_loosen_how_its_text_is_written(options):
         ({"$ref": "#/title", "title": "a"}, "'a' at #/title is not a schema"),
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "$ref # leads to itself"),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}, "$ref # describes values that"),
+        (
+            {"patternProperties": {"^(chi|x)": {"$ref": "#"}}, "required": ["child"], "type": "object"},
+            "$ref # describes values that never end",
+        ),
+        (
+            {"properties": {"é": {}}, "patternProperties": {r"[^\x00-\x7f]+$": {"$ref": "#"}}, "required": ["é"]}
+            | {"type": "object"},
+            "$ref # describes values that never end",
+        ),
         ({"items": {"$ref": "#"}, "minItems": 1, "type": "array"}, "$ref # describes values that never end"),
         ({"type": []}, "type [] at # is not a type"),
         ({"type": "any"}, "type 'any' at # is not a type"),
@@ -499,6 +569,12 @@ def test_a_set_of_all_control_characters_has_no_others(first):
         assert not takes_text(state, f'"{other}"') and not takes_text(closed, f'{{"{other}":1}}')
         assert takes_text(open_ended, f'{{"{other}":"x"}}')
     assert takes_text(state_of({"type": "string", "pattern": r"^[\x00]$"}), r'"\u0000"')
+
+
+@pytest.mark.parametrize("pattern", ["^[^a]", r"^\D{2}$", "^x-", "^$"])
+def test_a_pattern_that_a_required_name_does_not_have_may_lead_back(pattern):
+    schema = {"patternProperties": {pattern: {"$ref": "#"}}, "required": ["a"], "type": "object"}
+    assert takes_text(state_of(schema), '{"a": 1}')
 
 
 def test_a_pattern_with_one_more_name_is_kept():

@@ -1,10 +1,11 @@
-"""The texts of a regular expression that has only a few, such as `^(a|b)$`."""
+"""What a written expression matches: all its texts, if they are few, and whether a text has a match."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Set
+import unicodedata
+from collections.abc import Callable, Set
 
 # What `portable` writes: a set in brackets, a group, a count, an escape or a character.
 _PART = re.compile(
@@ -18,6 +19,13 @@ _PART = re.compile(
     re.X | re.S,
 )
 _MEMBER = re.compile(r"(\\x\{[0-9a-f]+\}|\\.|.)(?:-(\\x\{[0-9a-f]+\}|\\.|.))?", re.S)
+# What stands inside brackets.
+_ITEM = re.compile(
+    r"(?P<inner>\[\^?(?:\\.|[^\]\\])*\])|(?P<property>\\[pP](?:\{[^}]*\}|.))|" + _MEMBER.pattern,
+    re.S,
+)
+_CATEGORY = re.compile(r"\\([pP])\{?([A-Z][a-z]?)\}?")
+MOST_STEPS = 10_000  # of a search
 _CONTROLS = {"\\t": "\t", "\\n": "\n", "\\v": "\v", "\\f": "\f", "\\r": "\r"}
 # Marks in texts: no character has these names.
 _BEGIN, _END = "\ud800", "\udfff"
@@ -119,11 +127,7 @@ class _Reader:
         """The texts of what was read last, as often as the counts behind it say."""
         while self._at < len(self._parts) and (part := self._parts[self._at])["count"]:
             self._at += 1
-            if part["least"] is None:
-                least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[part[0]]
-            else:
-                least = _count(part["least"])
-                most = (_count(part["most"]) if part["most"] else None) if part["comma"] else least
+            least, most = _counts(part)
             texts = self._times(texts, least, most)
         return texts
 
@@ -171,3 +175,144 @@ def character_of(text: str) -> str:
     if text.startswith("\\x{"):
         return chr(int(text[3:-1], 16))
     return _CONTROLS.get(text, text[-1])
+
+
+def finds(pattern: str, text: str) -> bool | None:
+    """Whether a regular expression finds something in a text.
+
+    Args:
+        pattern: as `portable` writes it.
+
+    Returns:
+        None if this cannot be said: the search takes too long, or it needs a property of characters that Python lacks.
+
+    Example:
+        >>> finds("^(?:ab?)+$", "aab"), finds("^b", "ab")
+        (True, False)
+    """
+    try:
+        return _Search(pattern, text).find()
+    except _NotSaid:
+        return None
+
+
+class _NotSaid(Exception):
+    pass
+
+
+class _Search:
+    """Goes through an expression with all places of a text at once, so that nothing is tried twice."""
+
+    def __init__(self, pattern: str, text: str) -> None:
+        self._parts = list(_PART.finditer(pattern))
+        self._text, self._steps = text, 0
+        self._close: dict[int, int] = {}  # of each group that begins here
+        opened = []
+        for at, part in enumerate(self._parts):
+            if part["open"] and part[0] != "(?i)":
+                opened.append(at)
+            elif part[0] == ")":
+                self._close[opened.pop()] = at
+
+    def find(self) -> bool:
+        return bool(self._ends(0, len(self._parts), set(range(len(self._text) + 1)), False))
+
+    def _ends(self, first: int, last: int, starts: set[int], any_case: bool) -> set[int]:
+        """Where matches of some parts end that begin at given places."""
+        ends: set[int] = set()
+        places, at = starts, first
+        while at < last:
+            part, begin = self._parts[at], at
+            at = self._close.get(at, at) + 1
+            if part[0] == "|":
+                ends, places = ends | places, starts
+                continue
+            if part[0] == "(?i)":
+                any_case = True
+                continue
+            step = self._step(begin, at, any_case)
+            while at < last and (count := self._parts[at])["count"]:
+                step = self._repeated(step, *_counts(count))
+                at += 1
+            places = step(places)
+        return ends | places
+
+    def _step(self, begin: int, end: int, any_case: bool) -> Callable[[set[int]], set[int]]:
+        part = self._parts[begin]
+        if part["open"]:
+            any_case = any_case or "i" in (part["flags"] or "")
+            return lambda places: self._ends(begin + 1, end - 1, places, any_case)
+        if part[0] in "^$":
+            place = 0 if part[0] == "^" else len(self._text)
+            return lambda places: places & {place}
+
+        def after(places: set[int]) -> set[int]:
+            self._steps += 1 + len(places)
+            if self._steps > MOST_STEPS:
+                raise _NotSaid
+            chars = ((place, self._text[place]) for place in places if place < len(self._text))
+            return {place + 1 for place, char in chars if _has(part, char, any_case)}
+
+        return after
+
+    def _repeated(
+        self, step: Callable[[set[int]], set[int]], least: int, most: int | None
+    ) -> Callable[[set[int]], set[int]]:
+        def after(places: set[int]) -> set[int]:
+            ends = set(places) if least == 0 else set()
+            for number in itertools.count(1):
+                before, places = places, step(places) if most is None or number <= most else set()
+                if number >= least:
+                    if places <= ends:
+                        return ends
+                    ends |= places
+                elif places == before:  # as after all further ones
+                    ends |= places
+                    if not places:
+                        return ends
+            raise AssertionError("places come to an end")
+
+        return after
+
+
+def _counts(part: re.Match[str]) -> tuple[int, int | None]:
+    if part["least"] is None:
+        return {"*": (0, None), "+": (1, None), "?": (0, 1)}[part[0]]
+    least = _count(part["least"])
+    if not part["comma"]:
+        return least, least
+    return least, _count(part["most"]) if part["most"] else None
+
+
+def _has(part: re.Match[str], char: str, any_case: bool) -> bool:
+    """Whether a part of one character has this one."""
+    chars = {char.lower(), char.upper()} if any_case else {char}
+    if part["set"]:
+        return any(_in_set(part[0], char) for char in chars)
+    if part["property"]:
+        return _has_property(part[0], char)
+    if part[0] == ".":
+        return True
+    return character_of(part[0]) in chars
+
+
+def _in_set(text: str, char: str) -> bool:
+    inside = text[1:-1]
+    negated = inside.startswith("^")
+    return negated != any(_in_item(item, char) for item in _ITEM.finditer(inside, int(negated)))
+
+
+def _in_item(item: re.Match[str], char: str) -> bool:
+    if item["inner"]:
+        return _in_set(item["inner"], char)
+    if item["property"]:
+        return _has_property(item["property"], char)
+    first = character_of(item[3])
+    return first <= char <= (character_of(item[4]) if item[4] else first)
+
+
+def _has_property(text: str, char: str) -> bool:
+    category = _CATEGORY.fullmatch(text)
+    if category is None:
+        raise _NotSaid
+    return unicodedata.category(char).startswith(category[2]) == (category[1] == "p")
