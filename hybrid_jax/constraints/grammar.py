@@ -7,6 +7,7 @@ import json
 import re
 import reprlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,8 +19,10 @@ import tokenizers
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
+from hybrid_jax.constraints.kept import BYTES_PER_CHARACTER, Kept, Recent, Shelf, digest_of
 from hybrid_jax.constraints.patterns import portable
 from hybrid_jax.constraints.schema import followed, followed_inside
+from hybrid_jax.constraints.stack import with_large_stack
 from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.text.tokenizer_bounds import without_panic
@@ -28,8 +31,7 @@ INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"
 # Before 1.8, llguidance repeats white space without limit, and before 1.7.6 it ends some constants too early.
 OLDEST = (1, 9)
-GRAMMARS_KEPT = 64
-FORESEEN_KEPT = 4096
+KNOWN_FORMS = 4096  # of which is kept that they were refused, or announced
 MAX_IDS = 1 << 22  # of a tokenizer; for each one llguidance has an entry, and each mask a bit
 # Of a grammar, and of each step that follows it; llguidance's own defaults. Beyond them a text ends with "abort".
 LIMITS: dict[str, int | bool] = {
@@ -37,9 +39,10 @@ LIMITS: dict[str, int | bool] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 250_000,  # of 1 to 2 kB each
+    "max_lexer_states": 250_000,  # of 1 to 3 kB each, of all texts that share a compiled grammar
     "max_grammar_size": 500_000,
 }
+TOO_MANY_STATES = "too many states"  # what llguidance says when texts have used up max_lexer_states
 MAX_MESSAGE = 160  # characters of the library's own message
 
 
@@ -56,7 +59,7 @@ SOURCES: dict[str, Callable[[Any, Any], str]] = {
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those used last. Threads may share it.
+    """Compiles grammars for one tokenizer and keeps those used last, as `Shelf` says. Threads may share it.
 
     Args:
         tokenizer: of the model.
@@ -65,10 +68,14 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._compiled = functools.lru_cache(GRAMMARS_KEPT)(lambda wanted: _Kept())
+        self._shelf = Shelf()
+        self._turns: weakref.WeakValueDictionary[StructuredOutputsParams, _Turn] = (
+            weakref.WeakValueDictionary()
+        )
+        self._refused: Recent[str] = Recent(KNOWN_FORMS)
+        self._foreseen: Recent[bool] = Recent(KNOWN_FORMS)
         self._reading = threading.Lock()
         self._ahead: deque[StructuredOutputsParams] = deque()
-        self._foreseen: set[StructuredOutputsParams] = set()
         self._looks_ahead = False  # a thread does
         self._looking = threading.Lock()
 
@@ -79,26 +86,42 @@ class Grammars:
             ValueError: the grammar is wrong or not supported, it takes too much to compile, or llguidance is not
                 installed or cannot read the tokenizer.
         """
-        kept = self._compiled(wanted)
-        if kept.start is None:
-            with kept.compiling:
-                if kept.start is None:
-                    kept.start = self._compile(wanted)
-        start, end = kept.start
-        return GrammarState(start, -(-self._vocab_size // 32), end)
+        kept = self._kept(wanted)
+        return GrammarState(kept, -(-self._vocab_size // 32), functools.partial(self._anew, wanted))
 
     def has(self, wanted: StructuredOutputsParams) -> bool:
-        """Whether a grammar is kept, so that `state` returns at once."""
-        return self._compiled(wanted).start is not None
+        """Whether `state` returns or raises at once, because the grammar or its refusal is kept."""
+        is_kept = self._shelf.get(wanted) is not None
+        return is_kept or self._refused.get(digest_of(wanted)) is not None
+
+    def _kept(self, wanted: StructuredOutputsParams) -> Kept:
+        kept = self._shelf.get(wanted)
+        if kept is None:
+            with self._looking:
+                turn = self._turns.setdefault(wanted, _Turn())
+            with turn.lock:
+                kept = self._shelf.get(wanted)
+                if kept is None:
+                    try:
+                        kept = self._compile(wanted)
+                    except RuntimeError as error:
+                        raise ValueError(
+                            f"structured_outputs: no thread can be started to compile a form ({error}); "
+                            "end other threads"
+                        ) from error
+                    self._shelf.put(wanted, kept)
+        return kept
+
+    def _anew(self, wanted: StructuredOutputsParams, spent: Kept) -> Kept:
+        """A grammar in place of one whose lexer is full."""
+        self._shelf.drop(wanted, spent)
+        return self._kept(wanted)
 
     def foresee(self, wanted: StructuredOutputsParams) -> None:
         """Has a grammar tried that will be needed. Returns at once; a later call for it waits less, or not at all."""
+        if not self._foreseen.note(digest_of(wanted), True):
+            return
         with self._looking:
-            if wanted in self._foreseen:
-                return
-            if len(self._foreseen) >= FORESEEN_KEPT:
-                self._foreseen.clear()
-            self._foreseen.add(wanted)
             self._ahead.append(wanted)
             if self._looks_ahead:
                 return
@@ -133,38 +156,50 @@ class Grammars:
     def _opened(self) -> _Vocabulary:
         return _read_vocabulary(_llguidance(), self._tokenizer, self._vocab_size)
 
-    def _compile(self, wanted: StructuredOutputsParams) -> tuple[Any, int]:
-        """An LLMatcher at the start of the grammar, and the id of END."""
+    def _compile(self, wanted: StructuredOutputsParams) -> Kept:
         library, source = _llguidance(), self._tried(wanted)
         vocabulary, limits = self._vocabulary(), library.LLParserLimits(**LIMITS)
-        start = library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
+        start = with_large_stack(
+            lambda: library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
+        )
         if start.is_error():
-            raise _refusal(wanted, start.get_error())
-        return start, vocabulary.end
+            raise self._refusal(wanted, start.get_error())
+        return Kept(start, vocabulary.end, len(source) * BYTES_PER_CHARACTER[wanted.kind])
 
     def _tried(self, wanted: StructuredOutputsParams) -> str:
         """A grammar in llguidance's own notation that can be compiled here. ValueError if it cannot."""
         library = _llguidance()
+        known = self._refused.get(digest_of(wanted))
+        if known is not None:
+            raise ValueError(known)
         try:
             check_bounds(wanted, TRIED)
-            source = _source(library.LLMatcher, wanted)
+            source = with_large_stack(lambda: _source(library.LLMatcher, wanted))
         except ValueError as error:
-            raise _refusal(wanted, str(error)) from error
+            raise self._refusal(wanted, str(error)) from error
         try:
             refused = self._vocabulary().trial.refusal(source)
         except NoTrial:
             refused = _untried(wanted)
         if refused is not None:
-            raise _refusal(wanted, refused)
+            raise self._refusal(wanted, refused)
         return source
 
+    def _refusal(self, wanted: StructuredOutputsParams, message: str) -> ValueError:
+        """Why a form cannot be followed, which is kept for whoever asks for it again."""
+        text = (
+            f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be followed: "
+            f"{_shortened(message)}; change it"
+        )
+        self._refused.note(digest_of(wanted), text)
+        return ValueError(text)
 
-class _Kept:
-    """A grammar that was asked for: an LLMatcher at its start, and the id of END."""
+
+class _Turn:
+    """Who has the lock compiles a form; others that ask for it wait."""
 
     def __init__(self) -> None:
-        self.compiling = threading.Lock()
-        self.start: tuple[Any, int] | None = None
+        self.lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -180,24 +215,34 @@ class GrammarState:
     """Where one text stands in its grammar.
 
     Args:
-        start: an LLMatcher at the start, which is copied.
+        kept: the grammar, at its start.
         num_words: ceil(V / 32).
-        end: the token that llguidance allows where the text may end. It occurs in no text.
+        anew: compiles the grammar again in place of one whose lexer is full. All texts that share a grammar fill it,
+            and what they did must not end this one.
     """
 
-    def __init__(self, start: Any, num_words: int, end: int) -> None:
-        self._start, self._num_words, self._end = start, num_words, end
+    def __init__(self, kept: Kept, num_words: int, anew: Callable[[Kept], Kept]) -> None:
+        self._kept, self._num_words, self._anew = kept, num_words, anew
+        self._num_own = 0  # tokens that this text has added to the grammar's
         self.restart()
 
     def restart(self) -> None:
         """Back to the start."""
-        self._matcher = self._start.deep_copy()
+        self._text: list[int] = []
         self._failure: str | None = None
+        self._matcher = self._kept.start.deep_copy()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the text."""
-        if tokens and not self._failed() and not self._matcher.consume_tokens(list(tokens)):
+        if tokens and not self._failed():
+            self._text += tokens
+            self._consume(self._text[-len(tokens) :])
             self._failed()
+
+    def _consume(self, tokens: list[int]) -> None:
+        self._kept.num_tokens += len(tokens)
+        self._num_own += len(tokens)
+        self._matcher.consume_tokens(tokens)
 
     def allowed(self) -> tuple[np.ndarray, bool, str | None]:
         """uint32[ceil(V / 32)] of the tokens that continue the text, whether it may end here, and what failed, or None.
@@ -205,19 +250,38 @@ class GrammarState:
         It fails if the text has left the grammar, or if following the grammar costs too much. Tokens outside the
         model's vocabulary may be among those returned, because the tokenizer may know more of them.
         """
-        words = None if self._failed() else np.frombuffer(self._matcher.compute_bitmask(), "<u4")
-        if words is None or self._failed():
+        words: np.ndarray | None = None
+        while words is None and not self._failed():
+            words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+            if self._matcher.is_error():
+                words = None
+        if words is None:
             return np.zeros(self._num_words, np.uint32), False, self._failure
         words = words.copy()  # at least as many as the model's
-        word, end = self._end // 32, np.uint32(1 << self._end % 32)
+        word, end = self._kept.end // 32, np.uint32(1 << self._kept.end % 32)
         may_end = bool(words[word] & end)
         words[word] &= ~end
         return words[: self._num_words], may_end, None
 
     def _failed(self) -> bool:
-        if self._failure is None and self._matcher.is_error():
-            self._failure = _shortened(self._matcher.get_error())
+        while self._failure is None and self._matcher.is_error():
+            error = self._matcher.get_error()
+            if TOO_MANY_STATES in error and self._num_own < self._kept.num_tokens:
+                self._begin_anew()
+            else:
+                self._failure = _shortened(error)
         return self._failure is not None
+
+    def _begin_anew(self) -> None:
+        """The same text in a grammar whose lexer has room."""
+        try:
+            self._kept, self._num_own = self._anew(self._kept), 0
+        except ValueError as error:
+            self._failure = _shortened(str(error))
+            return
+        self._matcher = self._kept.start.deep_copy()
+        if self._text:
+            self._consume(self._text)
 
 
 def _llguidance() -> Any:
@@ -272,13 +336,6 @@ def _untried(wanted: StructuredOutputsParams) -> str | None:
 def _source(matcher: Any, wanted: StructuredOutputsParams) -> str:
     """The grammar in llguidance's own notation."""
     return SOURCES[wanted.kind](matcher, wanted.value)
-
-
-def _refusal(wanted: StructuredOutputsParams, message: str) -> ValueError:
-    return ValueError(
-        f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be followed: "
-        f"{_shortened(message)}; change it"
-    )
 
 
 def _shortened(message: str) -> str:

@@ -29,7 +29,7 @@ except ImportError:  # Windows has none
 WALKS, STEPS = 4, 100
 WALK_SECONDS = 0.02  # of processor time for all walks of a grammar
 STEP_SECONDS = 1.0  # of processor time; a slower step would hold up all other rows
-STACK_BYTES = 2 << 20  # a quarter of what threads have that may compile the grammar later
+STACK_BYTES = 2 << 20  # a quarter of what the thread has that compiles the grammar later
 PARENT_SECONDS = 2.0  # between two looks at whether the parent is alive
 COMMON_TOKENS = 256  # often single bytes, which end strings and numbers
 

@@ -24,6 +24,7 @@ from hybrid_jax.constraints import trial as trial_module
 from hybrid_jax.constraints import trial_worker
 from hybrid_jax.constraints.bounds import Bounds
 from hybrid_jax.constraints.grammar import Grammars
+from hybrid_jax.constraints.kept import GRAMMARS_KEPT
 from hybrid_jax.constraints.trial import Worker
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.vocabularies import make_tokenizer, tokens_of
@@ -148,7 +149,7 @@ def test_a_known_form_is_not_tried_again(worker):
     for _ in range(3):
         tried.state(form(regex="a+"))
     assert len(worker.asked) == 1
-    for n in range(grammar_module.GRAMMARS_KEPT):
+    for n in range(GRAMMARS_KEPT):
         tried.state(form(regex=f"b{{{n + 1}}}"))
     num_asked = len(worker.asked)
     tried.state(form(regex="a+"))  # compiled once more, but not tried
