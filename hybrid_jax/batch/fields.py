@@ -248,7 +248,7 @@ def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> N
     if to in given and given[to][1] != value:
         other, earlier = given[to]
         raise LineError(
-            f"{other} and {name} mean the same and must agree, got {brief(earlier)} and "
+            f"{other} and {name} set the same parameter and must agree, got {brief(earlier)} and "
             f"{brief(value)}; leave one out",
             param=name,
         )

@@ -26,7 +26,8 @@ def convert(
 ) -> None:
     """Write a model as an orbax directory, with its tokenizer.
 
-    `LLM` and every command read such a directory as they read the original. An extra head that drafts tokens (MTP) is left out.
+    `LLM` and every command read such a directory as they read the original. An extra head that drafts tokens (MTP) is
+    left out.
     """
     from hybrid_jax.api.progress_bar import progress_of
     from hybrid_jax.config.model_directory import left_out

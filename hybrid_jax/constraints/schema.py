@@ -693,9 +693,7 @@ class _One:
             # llguidance 1.9.1 reads integers as 64-bit floats.
             most = 2**63 - 1 if constant else EXACT
             if abs(value) > most or int(float(value)) != value:
-                raise self._refuse(
-                    keyword, f"holds {value}, and integers past 2**53 are not supported"
-                )
+                raise self._refuse(keyword, f"holds {value}, which no 64-bit float has exactly")
             return value
         if value == int(value) and abs(value) <= EXACT:
             return int(value)  # also -0.0

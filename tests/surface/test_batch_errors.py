@@ -184,7 +184,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         (
             line(guided_regex="a", guided_choice=["a"]),
             "invalid_value",
-            "guided_regex and guided_choice mean the same and must agree",
+            "guided_regex and guided_choice set the same parameter and must agree",
         ),
         (line("a", CHAT, audio={}), "unsupported_parameter", "audio={} is not supported"),
     ],

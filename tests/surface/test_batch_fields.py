@@ -36,7 +36,10 @@ def test_max_completion_tokens_is_the_new_name(llm, body_of, error_of):
     body_of("a", CHAT, max_tokens=6, max_completion_tokens=6)
     assert [request.max_tokens for request in llm._engine.added] == [5, 6]
     error = error_of(line("a", CHAT, max_tokens=6, max_completion_tokens=5))
-    assert "max_tokens and max_completion_tokens mean the same and must agree" in error["message"]
+    assert (
+        "max_tokens and max_completion_tokens set the same parameter and must agree"
+        in error["message"]
+    )
     assert "got 6 and 5" in error["message"]
 
 
