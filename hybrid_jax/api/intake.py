@@ -32,6 +32,7 @@ from hybrid_jax.text.conversation import (
     unread_fields,
 )
 from hybrid_jax.text.prompts import (
+    OR_RAISE,
     TOKENIZER_REMEDY,
     Prompt,
     PromptLike,
@@ -148,10 +149,11 @@ class Intake:
                 own = complete[id(given)]
                 found.append(self._maker(index, prompt, own, first, pooling))
             except ValueError as error:
-                LOG.info("refused: %s", error)
+                refusal = self._advised(error)
+                LOG.info("refused: %s", refusal)
                 if errors == "raise":
-                    raise
-                found.append(error)
+                    raise refusal from error.__cause__
+                found.append(refusal)
         if numbers is None:
             numbers = self._numbers(sum(not isinstance(make, Exception) for make in found))
         left = iter(numbers)
@@ -161,6 +163,13 @@ class Intake:
             else make(str(number := next(left)), seed=derive_seed(self._seed, number))
             for make in found
         ]
+
+    def _advised(self, error: ValueError) -> ValueError:
+        """An error whose advice helps: where the model itself takes no more, no setting does."""
+        at_most = self._thread.engine.max_model_len >= self._config.max_position
+        if at_most and isinstance(error, TooLong):
+            return TooLong(str(error).replace(OR_RAISE, ""))
+        return error
 
     def _maker(
         self,
@@ -253,9 +262,10 @@ class Intake:
             except (ConversationError, TooLong) as error:
                 if isinstance(error, ConversationError):
                     error.conversation = index if several else None
+                refusal = self._advised(error)
                 if errors == "raise":
-                    raise
-                prompts.append(error)
+                    raise refusal from error.__cause__
+                prompts.append(refusal)
         return prompts
 
     def conversation(
@@ -381,7 +391,7 @@ def check_fits(index: int, prompt_len: int, longest_prompt: int) -> None:
     if prompt_len > longest_prompt:
         raise TooLong(
             f"prompt {index}: has {prompt_len} tokens, but the longest that can be read is {longest_prompt}; "
-            "shorten it, or raise max_model_len or memory"
+            f"shorten it{OR_RAISE}"
         )
 
 
@@ -407,7 +417,7 @@ def resolve_max_tokens(
     if room < 1:
         raise TooLong(
             f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
-            f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
+            f"sequence is {max_model_len}; shorten it{OR_RAISE}"
         )
     if params.min_tokens > room:
         raise TooLong(

@@ -157,6 +157,10 @@ def _pair(
     """
     if isinstance(second, Mapping) and second.keys() == {"prompt"}:
         second = second["prompt"]
+    if not hasattr(second, "__iter__"):
+        raise ValueError(
+            f"score: {where} must be text or token ids, got {type(second).__name__} {reprlib.repr(second)}"
+        )
     if isinstance(second, str) and not second:
         raise ValueError(f"score: {where} is empty; there is nothing to score")
     if not isinstance(second, str) or tokenizer is None:

@@ -17,6 +17,9 @@ BREAKPOINTS = "cache_breakpoints"
 TOKENIZER_REMEDY = "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
 
 
+OR_RAISE = ", or raise max_model_len or memory"  # of no use where the model itself takes no more
+
+
 class TooLong(ValueError):
     """A prompt and its completion together exceed the longest sequence that model and memory allow."""
 
@@ -164,7 +167,7 @@ def check_length(
     if longest is not None and tokenizer.is_far_beyond(text, most := max(longest, shown)):
         raise TooLong(
             f"{where}: its {len(text)} characters are more than {beyond(most)} tokens, but the longest sequence is "
-            f"{longest}; shorten it, or raise max_model_len or memory"
+            f"{longest}; shorten it{OR_RAISE}"
         )
 
 
@@ -225,7 +228,7 @@ def pair_params(
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or default] * count
-    if not isinstance(params, Sequence):
+    if not isinstance(params, Sequence) or isinstance(params, str | bytes):
         raise ValueError(
             f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}"
         )

@@ -116,6 +116,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
         ([GREEDY], "sampling_params: 2 prompts need as many, got 1"),
         ([GREEDY, {"n": 1}], r"sampling_params\[1\] must be SamplingParams, got dict"),
         ({"n": 1}, "sampling_params must be SamplingParams or a list of them, got dict"),
+        ("greedy", "sampling_params must be SamplingParams or a list of them, got str"),
         (
             [GREEDY, SamplingParams(stop_token_ids=[3, 256])],
             "prompt 1: stop_token_ids must name token ids below the vocabulary's 256, got 256",

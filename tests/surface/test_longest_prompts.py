@@ -33,8 +33,8 @@ def test_calls_that_generate_nothing_take_the_longest_prompts(options):
         [shorter] = llm.score([whole[:-21]], [whole[-21:-2]])
         assert score.token_ids == tuple(whole[-21:-1])
         assert np.allclose(score.token_logprobs[:-1], shorter.token_logprobs, atol=3e-4)
-        for pooling in ("last", "mean"):
-            assert np.isfinite(llm.embed([whole[:-1]], pooling=pooling)).all()
+        for pooling in ("last", "mean", "none"):
+            assert np.isfinite(llm.embed([whole[:-1]], pooling=pooling)[0]).all()
             with pytest.raises(ValueError, match=f"has {longest + 1} tokens, but the longest that"):
                 llm.embed([whole], pooling=pooling)
         with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -148,6 +149,7 @@ def test_a_continuation_that_cannot_be_found_is_refused(make_llm, prompt, contin
         (3, "b", "score: prompts must be text, token ids, or a list of these, got int"),
         ("a", b"b", "score: continuations must be text, token ids, or a list of these, got bytes"),
         ("a", [5000], "token ids must lie between 0 and"),
+        ("a", ["b", 5], "score: continuation 1 must be text or token ids, got int 5"),
     ],
 )
 def test_wrong_pairs_are_refused(bundled, prompts, continuations, said):
@@ -240,3 +242,24 @@ def test_a_bad_prompt_of_several_keeps_its_place(bundled):
         ValueError, match="logprobs: positions must be 'last' or 'all', got 'first'"
     ):
         bundled.logprobs("a", positions="first")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_no_setting_can_change_is_not_advised(make_llm, own):
+    """The model itself may take no more."""
+    llm = make_llm()
+    longest = llm.max_model_len
+    llm._intake._config = replace(llm.model_config, max_position=longest if own else 2 * longest)
+    for call in (
+        lambda: llm.generate([[65] * longest]),
+        lambda: llm.embed([[65] * (longest + 1)]),
+        lambda: llm.score([65] * longest, [65]),
+        lambda: llm.generate("a" * 20 * longest),
+        lambda: llm.chat(
+            [{"role": "user", "content": "a" * 20 * longest}],
+            chat_template="{{ messages[0].content }}",
+        ),
+    ):
+        with pytest.raises(ValueError, match="; shorten it") as refused:
+            call()
+        assert str(refused.value).endswith("; shorten it") == own
