@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from hybrid_jax.cli.options.groups import spreads
 from hybrid_jax.cli.options.model import ModelOptions, TemplateOption, template_of
 from hybrid_jax.cli.words import shell_words
 
+SHOWN = 300  # characters of an error
 REQUEST = (
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
 )
@@ -31,8 +34,8 @@ def run_batch(
     max_errors: Annotated[
         int | None,
         typer.Option(
-            help="Stop with exit code 1 once more lines than this got an error. The same command with a higher number "
-            "goes on from there.",
+            help="Stop with exit code 1 once more lines than this got an error, or end with it if none are left. The "
+            "same command with a higher number goes on from there.",
             show_default="no limit",
         ),
     ] = None,
@@ -69,8 +72,18 @@ def run_batch(
         f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
         f"that can be read. A request looks like {REQUEST}; {output} says what is wrong with each line"
     )
-    note(str(summary) if summary.num_requests else no_requests)
+    told = str(summary)
+    if summary.num_errors == summary.num_lines:
+        told += f"; every line got an error, the first one: {_first_error(output)}"
+    note(told if summary.num_requests else no_requests)
     if as_json:
         write_json(summary.as_dict())
-    if not summary.num_requests or (fail_on_error and summary.num_errors):
+    most = 0 if fail_on_error else max_errors
+    if not summary.num_requests or (most is not None and summary.num_errors > most):
         raise typer.Exit(1)
+
+
+def _first_error(output: Path) -> str:
+    """What the first line of an output says, which is an error line."""
+    with output.open(encoding="utf-8") as lines:
+        return textwrap.shorten(str(json.loads(next(lines))["error"]["message"]), SHOWN)

@@ -141,6 +141,8 @@ WRONG = [{"custom_id": "x"}, line("a", url="/v1/nowhere")]
         ([line("a")], ["--fail-on-error"], 0),
         (WRONG, [], 0),  # requests, each with a mistake
         (WRONG, ["--fail-on-error"], 1),
+        (WRONG, ["--max-errors", "1"], 1),  # no line is left that a stop would spare
+        (WRONG, ["--max-errors", "2"], 0),
         (["{", "[1]", {"model_type": "llama"}, {"custom_id": 3}], [], 1),
     ],
 )
@@ -152,6 +154,8 @@ def test_the_exit_code_is_the_same_when_the_output_is_finished(
     first, again = command(*options), command(*options)
     assert (first[0], again[0]) == (expected, expected)
     assert first[2].count("\n") == again[2].count("\n") == 1
+    said = "every line got an error, the first one: " in first[2]
+    assert said == (lines is WRONG)
     assert len(read(files[1])) == len(lines)
 
 
