@@ -21,9 +21,9 @@ def costs(price: float) -> StepCosts:
     return found
 
 
-def sequence(constraint=None):
+def sequence(one_by_one=False):
     return SimpleNamespace(
-        position=50, accepted_drafts=None, request=SimpleNamespace(constraint=constraint)
+        position=50, accepted_drafts=None, request=SimpleNamespace(one_by_one=one_by_one)
     )
 
 
@@ -41,8 +41,8 @@ def drive(pace: Pace, row, accepted, turns: int) -> list[tuple[int, int | None]]
 def test_nothing_is_drafted_without_a_drafter_or_for_grammars_alone():
     assert Pace(None, costs(1.5), 8).stride([sequence()]) is ONE_TOKEN
     pace = Pace(SPECULATION, costs(1.5), 8)
-    assert pace.stride([sequence(constraint=object())]) is ONE_TOKEN
-    assert pace.stride([sequence(constraint=object()), sequence()]).window == 5
+    assert pace.stride([sequence(one_by_one=True)]) is ONE_TOKEN
+    assert pace.stride([sequence(one_by_one=True), sequence()]).window == 5
 
 
 def test_without_costs_or_when_told_so_drafts_are_always_judged():
