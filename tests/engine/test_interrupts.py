@@ -117,7 +117,11 @@ def serve(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]]
     reported = {request.request_id: [] for request in requests}
     finished, raised = [], 0
     for request in requests:
-        engine.add(request)
+        try:
+            engine.add(request)
+        except (Interrupted, KeyboardInterrupt):  # nothing of it was added
+            raised += 1
+            engine.add(request)
     for _ in range(400):
         if not engine.has_work:
             break

@@ -118,8 +118,7 @@ MISTAKES = [
     ("generate '' --model MODEL", "prompt 0: is empty; a prompt needs at least one token"),
     (
         f"generate ab {'x' * 300} --model MODEL",
-        "prompt 1: has 300 tokens and needs room for one more, but the longest sequence is 200; shorten it, or raise "
-        "--max-model-len or --memory",
+        "prompt 1: has 300 tokens and needs room for one more, but the longest sequence is 200; shorten it",
     ),
     ("generate a\udcff --model MODEL", "prompt 0: is not valid UTF-8, it has byte 0xff"),
     (f"{GENERATE} --chat", "generate: --chat: MODEL has no chat template; give one with --chat-template FILE"),
