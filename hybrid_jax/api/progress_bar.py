@@ -193,10 +193,8 @@ def _words_as_html() -> str:
 
 def _in_one_line(words: Callable[[], str]) -> Callable[[], object]:
     """Keeps writing words over the terminal's last line; returns what ends that and leaves the line empty."""
-    written, stream = (
-        "",
-        forgiving(sys.stderr),
-    )  # a bar that comes later puts another one in its place
+    # A bar that comes later puts another stream in the place of stderr.
+    written, stream = "", forgiving(sys.stderr)
 
     def put(text: str) -> None:
         stream.write(text)

@@ -12,9 +12,8 @@ from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 T = TypeVar("T")
 GRAMMARS_KEPT = 64
-KEPT_BYTES = (
-    256 << 20
-)  # of all kept grammars together, by estimate; the one used last may have more alone
+# Of all kept grammars together, by estimate; the one used last may have more alone.
+KEPT_BYTES = 256 << 20
 # The most that was measured with llguidance 1.9.1, rounded up: for each character of its notation, and for each token,
 # since all texts of a grammar add to what its lexer keeps.
 BYTES_PER_CHARACTER = {"json": 192, "grammar": 192, "regex": 32, "choice": 32, "json_object": 192}

@@ -147,12 +147,6 @@ class GivenTokenizer(Tokenizer):
             )
         return text
 
-    def _template_key(self, chat_template: str | None, *, with_tools: bool) -> str:
-        """See `Tokenizer._template_key`; empty for the object's method."""
-        if self._uses_method(chat_template):
-            return ""
-        return super()._template_key(chat_template, with_tools=with_tools)
-
     def _uses_method(self, chat_template: str | None) -> bool:
         """Whether the object's method makes the text. It does if there is no template."""
         own = getattr(self._given, "apply_chat_template", None)

@@ -275,7 +275,7 @@ class Tokenizer:
     ) -> TemplateForm:
         """The form that a template reads."""
         with_tools = tools is not None
-        key = self._template_key(chat_template, with_tools=with_tools), with_tools
+        key = self.template_source(chat_template, with_tools=with_tools), with_tools
         if (known := self._forms.get(key)) is not None:
             return known
         options = {"add_generation_prompt": False, "tools": [TRIAL_TOOL] if with_tools else None}
@@ -290,10 +290,6 @@ class Tokenizer:
         if len(self._forms) >= MAX_FORMS:
             self._forms.clear()
         return self._forms.setdefault(key, form_of(render))
-
-    def _template_key(self, chat_template: str | None, *, with_tools: bool) -> str:
-        """What tells a template from others: its source."""
-        return self._template(chat_template, with_tools=with_tools).source
 
     def _render(
         self,
