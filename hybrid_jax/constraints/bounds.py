@@ -17,7 +17,7 @@ from typing import Any
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.lark import parts
-from hybrid_jax.constraints.references import places, pointer_of
+from hybrid_jax.constraints.schemas.references import places, pointer_of
 
 LARGEST = 1 << 63  # numbers must be below this in size: the library counts in 64 bits
 COUNTS = (

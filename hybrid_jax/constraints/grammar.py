@@ -21,7 +21,8 @@ from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
 from hybrid_jax.constraints.kept import BYTES_PER_CHARACTER, Kept, Recent, Shelf, digest_of
 from hybrid_jax.constraints.patterns import portable
-from hybrid_jax.constraints.schema import followed, followed_inside
+from hybrid_jax.constraints.schemas.in_lark import followed_inside
+from hybrid_jax.constraints.schemas.walk import followed
 from hybrid_jax.constraints.stack import with_large_stack
 from hybrid_jax.constraints.trial import NoTrial, Trial
 from hybrid_jax.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import pytest
 from hybrid_jax import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, check_bounds
 from hybrid_jax.constraints.lark import parts
-from hybrid_jax.constraints.schema import followed_inside
+from hybrid_jax.constraints.schemas.in_lark import followed_inside
 from tests.drawing import left_to_all
 
 llguidance = pytest.importorskip("llguidance")

@@ -16,12 +16,13 @@ import pytest
 
 import hybrid_jax
 from hybrid_jax import StructuredOutputsParams
-from hybrid_jax.constraints import schema as rules
 from hybrid_jax.constraints.bounds import COUNTS
 from hybrid_jax.constraints.grammar import Grammars
 from hybrid_jax.constraints.matches import few_texts, finds
 from hybrid_jax.constraints.patterns import portable
-from hybrid_jax.constraints.schema import followed, followed_inside
+from hybrid_jax.constraints.schemas import walk as rules
+from hybrid_jax.constraints.schemas.in_lark import followed_inside
+from hybrid_jax.constraints.schemas.walk import followed
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.schemas import (
     BYTES,

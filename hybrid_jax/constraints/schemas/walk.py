@@ -13,16 +13,26 @@ import math
 import re
 import reprlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from hybrid_jax.constraints import lark
-from hybrid_jax.constraints.matches import character_of, few_texts, finds
+from hybrid_jax.constraints.matches import few_texts
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
-from hybrid_jax.constraints.references import places, pointer_of
+from hybrid_jax.constraints.schemas.definitions import TYPES, Facts
+from hybrid_jax.constraints.schemas.references import places, pointer_of
+from hybrid_jax.constraints.schemas.texts import (
+    CONTROLS,
+    ESCAPES,
+    FORMATS,
+    LETTERS,
+    LONGEST_HOSTNAME,
+    OWN_FORMATS,
+    is_unusual,
+    without,
+)
 
 # Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
 # write nothing else. There is none before the first token or after the last one.
@@ -37,7 +47,6 @@ DRAFTS = {
     "json-schema.org/draft-06/schema": 6,
     "json-schema.org/draft-04/schema": 4,
 }
-TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 # Keywords that say nothing about which values are valid, or that are read where they are needed.
 _SILENT = frozenset(
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
@@ -69,35 +78,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
 }
-_FORMATS = (
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-)
-_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
-_LEAP = "(?:0[48]|[2468][048]|[13579][26])"
-_DATE = (
-    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
-)
-_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_CLOCK})"
-# llguidance 1.9.1 lets 29 February be in every year, and a minute have 61 seconds on every day.
-_OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[tT]{_TIME}"}
-LONGEST_HOSTNAME = 253
-
 MANY, LONG = (
     1000,
     200,
 )  # names, and characters of a name, up to which patterns are looked at for what they leave
-MOST_LOOKS = 1_000_000  # for known names that have a pattern, in characters of both
 SHORT = 8
 # Names of many kinds. Patterns that have them all have every name.
 _SHORT_NAMES = (
@@ -120,16 +104,6 @@ _OPTIONS: dict[str, re.Pattern[str]] = {
     "key_separator": re.compile(f"{_SOME_BLANKS}*:{_SOME_BLANKS}*"),
     "json_allowed_escapes": re.compile(r'[nrbtfu]*(?:\\[nrbtfu]*"|"[nrbtfu]*\\)[nrbtfu]*'),
 }
-# What may follow a backslash. Without "u", each text has one spelling; with it, names have others: \u0061 is "a".
-ESCAPES = 'nrbtf\\"u'
-# Characters that JSON, or llguidance, writes with a backslash and a letter, or as \u and their number.
-_CONTROLS = frozenset(map(chr, [*range(32), 127]))
-_LETTERS = {"\n": "n", "\r": "r", "\b": "b", "\t": "t", "\f": "f"}
-NOTHING = "[a&&b]"  # as an expression
-# Characters and sets of an expression as `portable` writes it.
-_CHARACTERS = re.compile(
-    r"\[\^?(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\]\\])*\]|\\x\{[0-9a-f]+\}|\\[pP](?:\{[^}]*\}|.)|\\.", re.S
-)
 
 
 def followed(schema: str) -> str:
@@ -157,27 +131,6 @@ def followed(schema: str) -> str:
         return json.dumps(written, ensure_ascii=False)
     except RecursionError:
         raise ValueError("recursion limit exceeded: the schema is nested too deeply") from None
-
-
-def followed_inside(grammar: str) -> str:
-    """A Lark grammar with each schema behind `%json` as `followed` writes it.
-
-    Raises:
-        ValueError: as `followed` and `lark.parts` say.
-
-    Example:
-        >>> followed_inside('start: "%json {}" %json {"$ref": 1}')
-        Traceback (most recent call last):
-        ValueError: $ref 1 at # is not text
-    """
-    written, at = [], 0
-    for part in lark.parts(grammar):
-        if part.kind == "schema":
-            text = json.dumps(part.value, ensure_ascii=False)
-            text = followed(text) if isinstance(part.value, Mapping) else text
-            written += [grammar[at : part.begin], text]
-            at = part.end
-    return "".join([*written, grammar[at:]])
 
 
 def _refuse(keyword: str, value: Any, path: str, why: str) -> ValueError:
@@ -221,8 +174,8 @@ class _Walk:
             escapes = escapes.replace("u", "")
             self._options["json_allowed_escapes"] = escapes
         self._spells = "u" in escapes
-        known = {char for char, letter in _LETTERS.items() if letter in escapes}
-        self.unwritten = frozenset() if self._spells else _CONTROLS - known
+        known = {char for char, letter in LETTERS.items() if letter in escapes}
+        self.unwritten = frozenset() if self._spells else CONTROLS - known
         self._names: dict[str, str] = {}  # of what references point at
         self._written: dict[str, Any] = {}  # definitions by name
         self.plain: dict[str, str] = {}
@@ -361,10 +314,10 @@ class _Walk:
     def _check_ends(self) -> None:
         """ValueError if a reference leads to itself, or if a value could never end, such as a child in every child."""
         for what, rule in (
-            ("leads to itself", _Facts.at_same_place),
-            ("describes values that never end", _Facts.can_end),
+            ("leads to itself", Facts.at_same_place),
+            ("describes values that never end", Facts.can_end),
         ):
-            facts = _Facts(self._written, self.plain)
+            facts = Facts(self._written, self.plain)
             for name, schema in self._written.items():
                 facts.set_definition(name, rule(facts, schema))
             facts.conclude()
@@ -373,151 +326,12 @@ class _Walk:
                     raise ValueError(f"$ref {_short(pointer)} {what}")
 
 
-class _Facts:
-    """What follows about definitions that refer to each other. Each fact needs others; each is visited once.
-
-    Args:
-        names: of the definitions.
-        plain: as `_Walk` has it.
-    """
-
-    def __init__(self, names: Iterable[str], plain: Mapping[str, str]) -> None:
-        self._plain = plain
-        self._missing: list[int] = []  # of each fact, how many others it still needs
-        self._needed_by: list[list[int]] = []
-        self._known: dict[int, int] = {}  # facts of schemas that several facts need
-        self._definitions = {name: self._add(1) for name in names}
-        self._looks = MOST_LOOKS
-
-    def _add(self, missing: int, needs: Iterable[int] = ()) -> int:
-        fact = len(self._missing)
-        self._missing.append(missing)
-        self._needed_by.append([])
-        for need in needs:
-            self._needed_by[need].append(fact)
-        return fact
-
-    def _all(self, needs: Iterable[int]) -> int:
-        needs = list(needs)
-        return self._add(len(needs), needs)
-
-    def _any(self, needs: Iterable[int]) -> int:
-        return self._add(1, needs)
-
-    def set_definition(self, name: str, fact: int) -> None:
-        self._needed_by[fact].append(self._definitions[name])
-
-    def conclude(self) -> None:
-        """Finds all that holds."""
-        holding = [fact for fact, missing in enumerate(self._missing) if not missing]
-        while holding:
-            for fact in self._needed_by[holding.pop()]:
-                self._missing[fact] -= 1
-                if self._missing[fact] == 0:
-                    holding.append(fact)
-
-    def holds_for(self, name: str) -> bool:
-        return self._missing[self._definitions[name]] <= 0
-
-    def _of_reference(self, schema: Mapping[str, Any]) -> list[int]:
-        named = [schema["$ref"].removeprefix("#/$defs/")] if "$ref" in schema else []
-        return [self._definitions[name] for name in named]
-
-    def at_same_place(self, schema: Any) -> int:
-        """That no definition applies to the value which it describes by way of itself."""
-        if isinstance(schema, bool):
-            return self._all(())
-        parts = (p for key in ("allOf", "anyOf", "oneOf") for p in schema.get(key, ()))
-        return self._all([*self._of_reference(schema), *map(self.at_same_place, parts)])
-
-    def can_end(self, schema: Any) -> int:
-        """That some value of a written schema is finite."""
-        if isinstance(schema, bool) or "const" in schema or "enum" in schema:
-            return self._all(())
-        if id(schema) in self._known:
-            return self._known[id(schema)]
-        needs = [*self._of_reference(schema), *map(self.can_end, schema.get("allOf", ()))]
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                needs.append(self._any(map(self.can_end, schema[keyword])))
-        types = schema.get("type", TYPES)
-        types = [types] if isinstance(types, str) else types
-        if not set(types) - {"array", "object"}:
-            needs.append(
-                self._any(
-                    self._all(map(self.can_end, self._needed(kind, schema))) for kind in types
-                )
-            )
-        self._known[id(schema)] = self._all(needs)
-        return self._known[id(schema)]
-
-    def _needed(self, kind: str, schema: Mapping[str, Any]) -> Iterator[Any]:
-        """The schemas of what every array or object of a written schema holds."""
-        if kind == "object":
-            for name in schema.get("required", ()):
-                properties = schema.get("properties", {})
-                named = [properties[name]] if name in properties else []
-                named += self._of_patterns(name, schema.get("patternProperties", {}))
-                yield from named or [schema.get("additionalProperties", True)]
-            return
-        first = schema.get("prefixItems", [])
-        yield from first[: schema.get("minItems", 0)]
-        if schema.get("minItems", 0) > len(first):
-            yield schema.get("items", True)
-
-    def _of_patterns(self, name: str, patterns: Mapping[str, Any]) -> Iterator[Any]:
-        """The schemas that a name has by its patterns. Past a limit of time they are left out."""
-        for pattern, schema in patterns.items():
-            pattern = self._plain.get(pattern, pattern)
-            self._looks -= len(pattern) * (1 + len(name))
-            if self._looks > 0 and finds(pattern, name):
-                yield schema
-
-
 def _decimal_scale(number: Fraction) -> int:
     """The power of ten that makes an integer of a number with finitely many decimals."""
     scale = 1
     while (number * scale).denominator > 1:
         scale *= 10
     return scale
-
-
-def _as_ranges(characters: Set[str]) -> str:
-    """Characters for the inside of the brackets of an expression.
-
-    Example:
-        >>> _as_ranges({"a", "b", "c", "x"})
-        '\\\\x{61}-\\\\x{63}\\\\x{78}'
-    """
-    codes = sorted(map(ord, characters))
-    first = [code for code in codes if code - 1 not in set(codes)]
-    last = [code for code in codes if code + 1 not in set(codes)]
-    ranges = zip(first, last, strict=True)
-    return "".join(f"\\x{{{a:x}}}" + (f"-\\x{{{b:x}}}" if b > a else "") for a, b in ranges)
-
-
-def _without(pattern: str, unwritten: Set[str]) -> str:
-    """A written pattern without characters that no text can have. llguidance sees if nothing is left of it.
-
-    llguidance 1.9.1 adds a quote and a backslash to a set that has all of the first 32 characters. So a set in which
-    they may be leaves out the first one.
-
-    Example:
-        >>> _without(r"^[^a]\\x{1}$", {"\\x01"})
-        '^[[^a]&&[^\\\\x{0}-\\\\x{1}]][a&&b]$'
-    """
-    left_out = _as_ranges(unwritten | {"\0"})
-
-    def rest_of(found: re.Match[str]) -> str:
-        part = found[0]
-        if part[0] == "[":
-            mixed = part[1] in "^[" or any(sign in part for sign in ("-", r"\p", r"\P"))
-            named = unwritten and (r"\x" in part or r"\v" in part)
-            return f"[{part}&&[^{left_out}]]" if mixed or named else part
-        single = part[1] not in "pP"
-        return NOTHING if single and character_of(part) in unwritten else part
-
-    return _CHARACTERS.sub(rest_of, pattern)
 
 
 def _heard(schema: Mapping[str, Any], draft: int) -> Mapping[str, Any]:
@@ -615,7 +429,7 @@ class _One:
         patterns = self._object("patternProperties")
         others = self._given.get("additionalProperties") is not False
         if (others and (names or patterns)) or (
-            patterns and not _CONTROLS.isdisjoint("".join(names))
+            patterns and not CONTROLS.isdisjoint("".join(names))
         ):
             self._walk.note_names(self._path)
 
@@ -767,7 +581,7 @@ class _One:
             if wide.replace(WIDE_END, "$") != narrow:
                 # Names that only some validators match with the pattern: none, or as the pattern says.
                 open_ended = rest is True or rest == {}
-                if not (open_ended or rest is False) or any(_is_unusual(name) for name in names):
+                if not (open_ended or rest is False) or any(is_unusual(name) for name in names):
                     raise ValueError(
                         f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} is not the same for all "
                         "validators; write its characters out, as in [0-9]"
@@ -775,7 +589,7 @@ class _One:
             names_of = narrow if rest is False else wide
             few = self._all_known(names_of, names)
             if "\0" not in "".join(names):
-                plain, names_of = names_of, _without(names_of, frozenset())
+                plain, names_of = names_of, without(names_of, frozenset())
                 self._walk.plain[names_of] = plain
             if names_of in written:
                 raise ValueError(
@@ -835,7 +649,7 @@ class _One:
     def _pattern(self, value: Any) -> None:
         if not isinstance(value, str):
             raise self._refuse("pattern", "is not text")
-        self._patterns.append(_without(self._pattern_text(value), self._walk.unwritten))
+        self._patterns.append(without(self._pattern_text(value), self._walk.unwritten))
         self._out["pattern"] = ""  # keeps its place
 
     def _pattern_text(self, pattern: str, *, wide: bool = False) -> str:
@@ -850,10 +664,10 @@ class _One:
     def _format(self, value: Any) -> None:
         if "string" not in self._types():
             return  # such as int32, which says nothing to validators
-        if not isinstance(value, str) or value not in _FORMATS:
-            raise self._refuse("format", f"is not supported; these are: {', '.join(_FORMATS)}")
-        if value in _OWN_FORMATS:
-            self._patterns.append(f"^(?:{_OWN_FORMATS[value]})$")
+        if not isinstance(value, str) or value not in FORMATS:
+            raise self._refuse("format", f"is not supported; these are: {', '.join(FORMATS)}")
+        if value in OWN_FORMATS:
+            self._patterns.append(f"^(?:{OWN_FORMATS[value]})$")
             self._out.setdefault("pattern", "")
             return
         if value == "hostname":
@@ -886,7 +700,3 @@ class _One:
 _OTHERS = frozenset(
     "type const enum $ref properties required additionalProperties patternProperties pattern format multipleOf".split()
 )
-
-
-def _is_unusual(name: str) -> bool:
-    return not (name.isascii() and name.isprintable())
