@@ -681,6 +681,43 @@ def test_a_name_before_a_line_end_is_as_its_pattern_says(rest):
     assert takes_text(state, '{"b": null}') is (rest is not False)
 
 
+LINE_END = {"type": "object", "properties": {"a": {}, "a\n": {"type": ["integer", "null"]}}}
+
+
+@pytest.mark.parametrize(
+    "pattern, is_refused",
+    [
+        *(("^a$", True), ("^[a-c]+$", True), ("(b|a)$", True), ("^a\n?$", False), ("^a", False)),
+        *(("^b$", False), ("\n$", False), ("^a$|b$", True)),
+    ],
+)
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_known_name_with_a_line_end_beside_a_pattern_is_as_validators_say_or_refused(
+    pattern, is_refused, rest
+):
+    """To Python, "a" and a line end match ^a$; to ECMAScript they do not."""
+    schema = LINE_END | {"patternProperties": {pattern: INTEGER}, "additionalProperties": rest}
+    judge = validator(schema)
+    if is_refused and rest is False:
+        with pytest.raises(
+            ValueError, match=r"the name 'a\\n' at # ends in a line end.*; leave out"
+        ):
+            state_of(schema)
+        return
+    state = state_of(schema)
+    for text in (r'{"a\n": 1}', r'{"a\n": null}', r'{"a": 1, "a\n": null}', r'{"a": null}'):
+        assert takes_text(state, text) is judge.is_valid(json.loads(text)), text
+    assert tried([schema], seeds=9).texts > 2
+
+
+def test_many_known_names_with_line_ends_take_limited_time():
+    names = {f"{n}\n": {} for n in range(3000)}
+    patterns = {f"^{n}x$": {} for n in range(300)}
+    schema = {"properties": names, "patternProperties": patterns, "additionalProperties": False}
+    with pytest.raises(ValueError, match="ends in a line end"):
+        followed(json.dumps(schema))
+
+
 def test_a_schema_reaches_itself_by_any_pointer():
     schema = {
         "$id": "https://example.org/tree",

@@ -19,9 +19,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from hybrid_jax.constraints.matches import few_texts
+from hybrid_jax.constraints.matches import few_texts, finds
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
-from hybrid_jax.constraints.schemas.definitions import TYPES, Facts
+from hybrid_jax.constraints.schemas.definitions import MOST_LOOKS, TYPES, Facts
 from hybrid_jax.constraints.schemas.references import places, pointer_of
 from hybrid_jax.constraints.schemas.texts import (
     CONTROLS,
@@ -183,6 +183,7 @@ class _Walk:
         self._waiting: list[tuple[str, Any, str]] = []
         self._nested_id: str | None = None
         self._multiples: dict[Fraction, tuple[Any, str]] = {}
+        self._looks = MOST_LOOKS
 
     def write(self) -> dict[str, Any]:
         whole = self.schema(self._root, "#", 0)
@@ -288,6 +289,11 @@ class _Walk:
         """Notes that a name must have one spelling."""
         if self._spells and self.named is None:
             self.named = path
+
+    def finds(self, pattern: str, name: str) -> bool | None:
+        """As `matches.finds`, and None past a limit of time for the whole schema."""
+        self._looks -= len(pattern) * (1 + len(name))
+        return finds(pattern, name) if self._looks > 0 else None
 
     def check_written(self, keyword: str, value: Any, text: str, path: str) -> None:
         if not self.unwritten.isdisjoint(text):
@@ -586,6 +592,8 @@ class _One:
                         f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} is not the same for all "
                         "validators; write its characters out, as in [0-9]"
                     )
+            if rest is False and wide != narrow:
+                self._check_line_ends(pattern, narrow, wide, names)
             names_of = narrow if rest is False else wide
             few = self._all_known(names_of, names)
             if "\0" not in "".join(names):
@@ -599,6 +607,18 @@ class _One:
             if few is not None:
                 self._spent[names_of] = few
         self._out["patternProperties"] = written
+
+    def _check_line_ends(self, pattern: str, narrow: str, wide: str, names: Iterable[str]) -> None:
+        """ValueError if a known name has a pattern only in Python, where `$` also stands before a last line end."""
+        for name in names:
+            if not name.endswith("\n") or self._walk.finds(narrow, name):
+                continue
+            if self._walk.finds(wide, name) is not False:
+                raise ValueError(
+                    f"the name {reprlib.repr(name)} at {_short(self._path)} ends in a line end, and validators differ "
+                    f"in whether it has the pattern {reprlib.repr(pattern)}; leave out the line end, or write the "
+                    "pattern without $"
+                )
 
     def _all_known(self, pattern: str, names: Set[str]) -> Set[str] | None:
         """The names that a pattern has, if no other name that can be written has it."""
