@@ -22,6 +22,7 @@ from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
 from hybrid_jax.constraints.kept import BYTES_PER_CHARACTER, Kept, Recent, Shelf, digest_of
 from hybrid_jax.constraints.patterns import portable
 from hybrid_jax.constraints.schemas.in_lark import followed_inside
+from hybrid_jax.constraints.schemas.optional_properties import ROW_ITEMS
 from hybrid_jax.constraints.schemas.walk import followed
 from hybrid_jax.constraints.stack import with_large_stack
 from hybrid_jax.constraints.trial import NoTrial, Trial
@@ -36,7 +37,7 @@ KNOWN_FORMS = 4096  # of which is kept that they were refused, or announced
 MAX_IDS = 1 << 22  # of a tokenizer; for each one llguidance has an entry, and each mask a bit
 # Of a grammar, and of each step that follows it; llguidance's own defaults. Beyond them a text ends with "abort".
 LIMITS: dict[str, int | bool] = {
-    "max_items_in_row": 2000,
+    "max_items_in_row": ROW_ITEMS,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,

@@ -22,6 +22,7 @@ from typing import Any
 from hybrid_jax.constraints.matches import few_texts, finds
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
 from hybrid_jax.constraints.schemas.definitions import MOST_LOOKS, TYPES, Facts
+from hybrid_jax.constraints.schemas.optional_properties import too_many_optional
 from hybrid_jax.constraints.schemas.references import places, pointer_of
 from hybrid_jax.constraints.schemas.texts import (
     CONTROLS,
@@ -160,6 +161,7 @@ class _Walk:
             None if there is none, or if texts have one spelling.
         unwritten: characters that no text can have.
         plain: patterns of names by how they are written for llguidance, where that differs.
+        places: where each written schema stands in the given one, by its id.
     """
 
     def __init__(self, root: Mapping[str, Any], *, named: str | None = None) -> None:
@@ -179,6 +181,7 @@ class _Walk:
         self._names: dict[str, str] = {}  # of what references point at
         self._written: dict[str, Any] = {}  # definitions by name
         self.plain: dict[str, str] = {}
+        self.places: dict[int, str] = {}
         self._numbers = itertools.count()
         self._waiting: list[tuple[str, Any, str]] = []
         self._nested_id: str | None = None
@@ -196,6 +199,7 @@ class _Walk:
             )
         self._check_multiples()
         self._check_ends()
+        self._check_optional(whole)
         if self._written:
             whole["$defs"] = dict(sorted(self._written.items(), key=lambda item: int(item[0])))
         return whole | {"x-guidance": self._options}
@@ -242,7 +246,9 @@ class _Walk:
             return schema
         if not isinstance(schema, Mapping):
             raise ValueError(f"{reprlib.repr(schema)} at {_short(path)} is not a schema")
-        return _One(self, schema, path, depth).write()
+        written = _One(self, schema, path, depth).write()
+        self.places[id(written)] = path
+        return written
 
     def reference(self, target: Any, path: str) -> str:
         """The new name of what a reference points at, which is written later."""
@@ -316,6 +322,15 @@ class _Walk:
             if product > MAX_MULTIPLES:
                 why = f"is not supported: the product of all here is above {MAX_MULTIPLES:,}"
                 raise _refuse("multipleOf", value, path, why)
+
+    def _check_optional(self, whole: Mapping[str, Any]) -> None:
+        found = too_many_optional(whole, self._written)
+        if found is not None:
+            place = _short(self.places.get(id(found[0]), "#"))
+            raise ValueError(
+                f"properties at {place} has {found[1]} in a row that may be left out, the limit is {found[2]}; "
+                "list some of them as required, or put groups of them into objects"
+            )
 
     def _check_ends(self) -> None:
         """ValueError if a reference leads to itself, or if a value could never end, such as a child in every child."""
