@@ -38,6 +38,11 @@ CLASS = re.compile(
 )  # a "]" at its beginning is a letter
 
 
+# What helps a form that is too large.
+SHORTEN, FEWER, NEST_LESS = "shorten it", "leave some out", "nest less"
+LESS_CHAINED = "write some of them out in place of the reference"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     """The largest form that may be compiled.
@@ -78,7 +83,16 @@ UNTRIED = Bounds(
 
 
 class TooLarge(ValueError):
-    """A form exceeds a bound. The message names the part, its value and the limit."""
+    """A form exceeds a bound. The message names the part, its value, the limit and what to do.
+
+    Args:
+        what: the part, its value and the limit.
+        remedy: what to do.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what, self.remedy = what, remedy
 
 
 def check_bounds(wanted: StructuredOutputsParams, bounds: Bounds) -> None:
@@ -92,28 +106,28 @@ def check_bounds(wanted: StructuredOutputsParams, bounds: Bounds) -> None:
         >>> check_bounds(StructuredOutputsParams(regex="a{1,20}"), TRIED)
         >>> check_bounds(StructuredOutputsParams(json={"maxItems": 2147483647}), TRIED)
         Traceback (most recent call last):
-        hybrid_jax.constraints.bounds.TooLarge: maxItems is 2147483647, the limit is 100000
+        hybrid_jax.constraints.bounds.TooLarge: maxItems is 2147483647, the limit is 100000; lower it
     """
     CHECKS[wanted.kind](wanted.value, bounds)
 
 
 def _check_json(text: str, bounds: Bounds) -> None:
-    _at_most("the length of the schema", len(text), bounds.schema_chars)
+    _at_most("the length of the schema", len(text), bounds.schema_chars, SHORTEN)
     check_schema(json.loads(text), bounds)
 
 
 def _check_expression(text: str, bounds: Bounds) -> None:
-    _at_most("the length of the expression", len(text), bounds.text_chars)
+    _at_most("the length of the expression", len(text), bounds.text_chars, SHORTEN)
     check_regex("the expression", text, bounds)
 
 
 def _check_choice(texts: tuple[str, ...], bounds: Bounds) -> None:
-    _at_most("the number of choices", len(texts), bounds.choices)
-    _at_most("the length of all choices", sum(map(len, texts)), bounds.choice_chars)
+    _at_most("the number of choices", len(texts), bounds.choices, FEWER)
+    _at_most("the length of all choices", sum(map(len, texts)), bounds.choice_chars, SHORTEN)
 
 
 def _check_grammar(text: str, bounds: Bounds) -> None:
-    _at_most("the length of the grammar", len(text), bounds.text_chars)
+    _at_most("the length of the grammar", len(text), bounds.text_chars, SHORTEN)
     check_lark(text, bounds)
 
 
@@ -127,9 +141,9 @@ CHECKS: dict[str, Callable[[Any, Bounds], None]] = {
 }
 
 
-def _at_most(what: str, value: float, limit: int) -> None:
+def _at_most(what: str, value: float, limit: int, remedy: str = "lower it") -> None:
     if value > limit:
-        raise TooLarge(f"{what} is {reprlib.repr(value)}, the limit is {limit}")
+        raise TooLarge(f"{what} is {reprlib.repr(value)}, the limit is {limit}", remedy)
 
 
 # --- JSON schemas ---------------------------------------------------------------------------------
@@ -170,7 +184,10 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
                 for what, expression in _expressions(name, part):
                     num_chars += len(expression)
                     _at_most(
-                        f"the length of all expressions up to {what}", num_chars, bounds.text_chars
+                        f"the length of all expressions up to {what}",
+                        num_chars,
+                        bounds.text_chars,
+                        SHORTEN,
                     )
                     check_regex(what, expression, bounds)
                 entry = (part, name, _kind_below(name), num_references)
@@ -178,7 +195,8 @@ def check_schema(schema: Any, bounds: Bounds) -> None:
                     if num_references == bounds.chain:
                         raise TooLarge(
                             f"$ref {reprlib.repr(part)} comes after {num_references} references, each "
-                            "of which leads to the next; that is the limit"
+                            "of which leads to the next; that is the limit",
+                            LESS_CHAINED,
                         )
                     target = _resolved(schema, part)
                     below.append((target, "$ref", "schema", num_references + 1))
@@ -225,16 +243,17 @@ def _check_chains(
                 if length > limit:
                     raise TooLarge(
                         f"$ref {reprlib.repr(reference)} comes before {limit} references, each of which leads to the "
-                        "next; that is the limit"
+                        "next; that is the limit",
+                        LESS_CHAINED,
                     )
                 chains[place] = max(chains.get(place, 0), length)
 
 
 def _check_depth(value: Any, limit: int) -> None:
     """Goes through a value level by level."""
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
-        _at_most("the depth of the schema", depth, limit)
+        _at_most("the depth of the schema", depth, limit, NEST_LESS)
         parts = (
             part for node in level for part in (node.values() if isinstance(node, dict) else node)
         )
@@ -268,7 +287,8 @@ def _is_number(value: Any) -> bool:
 def _check_number(keyword: str, value: float) -> None:
     # The library reads some integers as floats. Those just below 2**63 become 2**63 then.
     if abs(value) >= LARGEST or float(abs(value)) >= LARGEST:
-        raise TooLarge(f"{keyword} has {reprlib.repr(value)}, numbers must be below 2**63 in size")
+        what = f"{keyword} has {reprlib.repr(value)}, numbers must be below 2**63 in size"
+        raise TooLarge(what, "write a smaller one")
 
 
 def _check_keyword(name: str, value: Any, bounds: Bounds) -> None:
@@ -282,10 +302,11 @@ def _check_keyword(name: str, value: Any, bounds: Bounds) -> None:
         whole = abs(int(value)) if int(exponent) >= 0 else int("".join(map(str, digits)))
         if whole > bounds.count:
             raise TooLarge(
-                f"{name} is {value!r}, without its point {whole}, the limit is {bounds.count}"
+                f"{name} is {value!r}, without its point {whole}, the limit is {bounds.count}",
+                "write fewer digits",
             )
     elif name == "enum" and isinstance(value, list):
-        _at_most("the number of values of an enum", len(value), bounds.choices)
+        _at_most("the number of values of an enum", len(value), bounds.choices, FEWER)
 
 
 def _expressions(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -307,9 +328,9 @@ def check_regex(what: str, text: str, bounds: Bounds) -> None:
     """As `check_bounds`, for a regular expression. `what` is its name in messages.
 
     Example:
-        >>> check_regex("pattern", "(a{1,9}){2,99}", Bounds(repeats=500))
+        >>> check_regex("pattern", "a{1,9}", Bounds(count=5))
         Traceback (most recent call last):
-        hybrid_jax.constraints.bounds.TooLarge: pattern: the product of counts within counts is 891, the limit is 500
+        hybrid_jax.constraints.bounds.TooLarge: pattern: the count in '{1,9}' is 9, the limit is 5; lower it
     """
     # The most repeats so far of anything inside each open bracket, and those of what was read last.
     most, last, position = [1], 1, 0
@@ -318,10 +339,12 @@ def check_regex(what: str, text: str, bounds: Bounds) -> None:
         counted = COUNT_IN_BRACES.match(text, position) if letter == "{" else None
         if counted is not None:
             last *= max(1, _count(what, counted, counted.groups(), bounds))
-            _at_most(f"{what}: the product of counts within counts", last, bounds.repeats)
+            _at_most(
+                f"{what}: the product of counts within counts", last, bounds.repeats, "lower them"
+            )
         elif letter == "(":
             most.append(1)
-            _at_most(f"{what}: the depth of brackets", len(most) - 1, bounds.depth)
+            _at_most(f"{what}: the depth of brackets", len(most) - 1, bounds.depth, NEST_LESS)
         else:
             last = most.pop() if letter == ")" and len(most) > 1 else 1
         most[-1] = max(most[-1], last)
@@ -369,7 +392,7 @@ def check_lark(text: str, bounds: Bounds) -> None:
         elif part.kind == "bracket":
             counts = part.text in ("{", "~") or (counts and part.text == "..")
             depth = max(0, depth + (part.text in "([") - (part.text in ")]"))
-            _at_most("the depth of brackets", depth, bounds.depth)
+            _at_most("the depth of brackets", depth, bounds.depth, NEST_LESS)
         elif part.kind == "expression":
             check_regex("an expression", part.text, bounds)
         elif part.kind == "schema":
@@ -390,6 +413,7 @@ def _check_rules(uses: Mapping[str, list[str]], limit: int) -> None:
         if chain > limit:
             raise TooLarge(
                 f"rule {reprlib.repr(name)} comes after {limit} rules, each of which uses the next; that "
-                "is the limit"
+                "is the limit",
+                "write some of them out where they are used",
             )
         waiting += [(used, chain + 1) for used in reversed(uses[name])]

@@ -21,6 +21,7 @@ from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
 from hybrid_jax.constraints.kept import BYTES_PER_CHARACTER, Kept, Recent, Shelf, digest_of
 from hybrid_jax.constraints.patterns import portable
+from hybrid_jax.constraints.refusals import in_another_notation, in_our_words, shortened
 from hybrid_jax.constraints.schemas.in_lark import followed_inside
 from hybrid_jax.constraints.schemas.optional_properties import ROW_ITEMS
 from hybrid_jax.constraints.schemas.walk import followed
@@ -45,7 +46,6 @@ LIMITS: dict[str, int | bool] = {
     "max_grammar_size": 500_000,
 }
 TOO_MANY_STATES = "too many states"  # what llguidance says when texts have used up max_lexer_states
-MAX_MESSAGE = 160  # characters of the library's own message
 
 
 # How each kind of form becomes a grammar in llguidance's own notation, from LLMatcher and the form's value.
@@ -160,12 +160,10 @@ class Grammars:
 
     def _compile(self, wanted: StructuredOutputsParams) -> Kept:
         library, source = _llguidance(), self._tried(wanted)
-        vocabulary, limits = self._vocabulary(), library.LLParserLimits(**LIMITS)
-        start = with_large_stack(
-            lambda: library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
-        )
+        vocabulary = self._vocabulary()
+        start = with_large_stack(lambda: _matcher(library, vocabulary, source))
         if start.is_error():
-            raise self._refusal(wanted, start.get_error())
+            raise self._refusal(wanted, self._in_our_words(wanted, start.get_error()))
         return Kept(start, vocabulary.end, len(source) * BYTES_PER_CHARACTER[wanted.kind])
 
     def _tried(self, wanted: StructuredOutputsParams) -> str:
@@ -182,16 +180,31 @@ class Grammars:
         try:
             refused = self._vocabulary().trial.refusal(source)
         except NoTrial:
-            refused = _untried(wanted)
+            too_large = _untried(wanted)
+            if too_large is not None:
+                raise self._refusal(wanted, too_large) from None
+            return source
         if refused is not None:
-            raise self._refusal(wanted, refused)
+            raise self._refusal(wanted, self._in_our_words(wanted, refused))
         return source
 
+    def _in_our_words(self, wanted: StructuredOutputsParams, message: str) -> str:
+        return with_large_stack(lambda: in_our_words(wanted, message, self._asked))
+
+    def _asked(self, schema: str) -> str | None:
+        """What llguidance says of a part of a JSON schema alone; None if it compiles."""
+        library, vocabulary = _llguidance(), self._vocabulary()
+        source = library.LLMatcher.grammar_from_json_schema(schema)
+        try:
+            return vocabulary.trial.refusal(source)
+        except NoTrial:  # the whole was small, and has been compiled here
+            return with_large_stack(lambda: _error_of(library, vocabulary, source))
+
     def _refusal(self, wanted: StructuredOutputsParams, message: str) -> ValueError:
-        """Why a form cannot be followed, which is kept for whoever asks for it again."""
+        """Why a form cannot be followed, and what to do, which is kept for whoever asks for it again."""
         text = (
             f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be followed: "
-            f"{_shortened(message)}; change it"
+            f"{in_another_notation(wanted) or message}"
         )
         self._refused.note(digest_of(wanted), text)
         return ValueError(text)
@@ -271,7 +284,7 @@ class GrammarState:
             if TOO_MANY_STATES in error and self._num_own < self._kept.num_tokens:
                 self._begin_anew()
             else:
-                self._failure = _shortened(error)
+                self._failure = shortened(error)
         return self._failure is not None
 
     def _begin_anew(self) -> None:
@@ -279,7 +292,7 @@ class GrammarState:
         try:
             self._kept, self._num_own = self._anew(self._kept), 0
         except ValueError as error:
-            self._failure = _shortened(str(error))
+            self._failure = shortened(str(error))
             return
         self._matcher = self._kept.start.deep_copy()
         if self._text:
@@ -322,7 +335,7 @@ def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> _Vo
     except ValueError as error:
         raise ValueError(
             f"structured_outputs: llguidance cannot use this model's tokenizer.json: "
-            f"{_shortened(str(error))}; use free text with this model"
+            f"{shortened(str(error))}; use free text with this model"
         ) from error
 
 
@@ -331,18 +344,21 @@ def _untried(wanted: StructuredOutputsParams) -> str | None:
     try:
         check_bounds(wanted, UNTRIED)
     except TooLarge as error:
-        return f"{error} where no other process can try it"
+        return f"{error.what} where no other process can try it; {error.remedy}"
     return None
+
+
+def _matcher(library: Any, vocabulary: _Vocabulary, source: str) -> Any:
+    """A compiled grammar, or its error."""
+    limits = library.LLParserLimits(**LIMITS)
+    return library.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
+
+
+def _error_of(library: Any, vocabulary: _Vocabulary, source: str) -> str | None:
+    matcher = _matcher(library, vocabulary, source)
+    return matcher.get_error() if matcher.is_error() else None
 
 
 def _source(matcher: Any, wanted: StructuredOutputsParams) -> str:
     """The grammar in llguidance's own notation."""
     return SOURCES[wanted.kind](matcher, wanted.value)
-
-
-def _shortened(message: str) -> str:
-    """A parser's message in short: its line "error: ..." if it has one, else its first line."""
-    lines = [line.strip() for line in message.strip().splitlines()] or ["unknown error"]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    text = (errors or lines)[0]
-    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "..."

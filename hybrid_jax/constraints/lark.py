@@ -83,20 +83,26 @@ def _json(grammar: str, position: int, keyword: str) -> tuple[Any, int, int]:
     try:
         value, end = json.JSONDecoder().raw_decode(grammar, begin)
     except RecursionError:
-        raise ValueError(f"what follows {keyword} is nested too deeply") from None
+        raise ValueError(f"what follows {keyword} is nested too deeply; nest less") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{keyword} must be followed by JSON ({error})") from None
+        raise ValueError(f"{keyword} must be followed by JSON ({error}); correct it") from None
     except ValueError:
-        raise ValueError(f"{keyword} has a number with thousands of digits") from None
+        raise ValueError(f"{keyword} has a number with thousands of digits; shorten it") from None
     return value, begin, end
 
 
 def _unclosed(grammar: str, begin: int) -> str:
     """What does not end, in words."""
-    what = {
-        '"': "a text that is not closed on its line, or has an escape that JSON lacks",
-        "/": "an expression that is not closed, or is empty, or has a backslash before a line end",
-        "<": "a name of a token that is not closed",
+    what, remedy = {
+        '"': (
+            "a text that is not closed on its line, or has an escape that JSON lacks",
+            "close it, and write a backslash twice",
+        ),
+        "/": (
+            "an expression that is not closed, or is empty, or has a backslash before a line end",
+            "close it with /",
+        ),
+        "<": ("a name of a token that is not closed", "close it with >, or put it in quotes"),
     }[grammar[begin]]
     line = grammar.count("\n", 0, begin) + 1
-    return f"line {line} has {what}: {reprlib.repr(grammar[begin : begin + 100])}"
+    return f"line {line} has {what}: {reprlib.repr(grammar[begin : begin + 100])}; {remedy}"

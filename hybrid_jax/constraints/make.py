@@ -94,7 +94,8 @@ class Constraints:
         start = constraints[0] if thoughts is None else make(grammar=self._grammar(index, params))
         if not start.mask([]).any():
             raise ValueError(
-                f"prompt {index}: {_what(params)} lets no token come first{_together(params)}; change it"
+                f"prompt {index}: {_what(params)} lets no token come first{_together(params)}; "
+                "allow a token that can begin it, or give it a text that is not empty"
             )
         return TokenLimits(forbidden_ids=forbidden, constraints=constraints)
 

@@ -146,7 +146,7 @@ class _Writer:
         while self.at < len(self.pattern):
             parts.append(self._next())
         if len(self.groups) > 1:
-            raise NotPortable("unclosed group")
+            raise NotPortable("unclosed group; close it with )")
         return "".join(parts)
 
     def _here(self, count: int) -> str:
@@ -162,7 +162,9 @@ class _Writer:
         may_count = _SPACED_COUNT if verbose and not self.ecma else _OPEN_COUNT
         if found := may_count.match(self.pattern, self.at):
             text = " ".join(found[0].split())
-            raise NotPortable(f"{text} is a count for some and text for others")
+            raise NotPortable(
+                f"{text} is a count for some and text for others; write it as {{0,3}}, or as \\{{ for the character"
+            )
         if char == "(":
             return self._open()
         self.may_repeat = True
@@ -173,7 +175,7 @@ class _Writer:
         self.at += 1
         if char == ")":
             if len(self.groups) == 1:
-                raise NotPortable("unopened group")
+                raise NotPortable("unopened group; write \\) for the character")
             self.groups.pop()
             return ")"
         if char in "|^$":
@@ -202,7 +204,7 @@ class _Writer:
     def _plain(self, char: str) -> str:
         if self.groups[-1].ignore_case and not char.isascii() and char.lower() != char.upper():
             raise NotPortable(
-                f"{char} while case is ignored (i); only ASCII letters are supported then"
+                f"{char} while case is ignored (i); leave out i, and write both cases of letters beyond ASCII"
             )
         return _character(char)
 
@@ -214,14 +216,14 @@ class _Writer:
     def _quantifier(self, found: re.Match[str]) -> str:
         text = found[0]
         if not self.may_repeat:
-            raise NotPortable(f"nothing that {text} could repeat")
+            raise NotPortable(f"nothing that {text} could repeat; write \\{text} for the text")
         self.may_repeat = False
         self.at += len(text)
         if found[2] and _number(found[1]) > _number(found[2]):
-            raise NotPortable(f"the counts of {text} are in the wrong order")
+            raise NotPortable(f"the counts of {text} are in the wrong order; swap them")
         after = self._here(1)
         if after == "+":
-            raise NotPortable(f"{text}+ is possessive for some and not for others")
+            raise NotPortable(f"{text}+ is possessive for some and not for others; write {text}")
         self.at += after == "?"  # lazy; the same texts match
         return text
 
@@ -237,7 +239,7 @@ class _Writer:
             whole = flags[2] == ")"
             if set(flags[1]) - set("isx") or (whole and self.at):
                 raise NotPortable(
-                    f"the flags {flags[0]}; i, s and x are supported, for all of it or as (?i:...)"
+                    f"the flags {flags[0][:20]} are not supported; write i, s or x, at first or in (?i:...)"
                 )
             group.ignore_case |= "i" in flags[1]
             group.all_lines |= "s" in flags[1]
@@ -249,11 +251,13 @@ class _Writer:
                 self.groups[-1] = group
                 return "(?i)" if "i" in flags[1] else ""
         elif pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
-            raise NotPortable("look-around, including look-ahead and look-behind, is not supported")
+            raise NotPortable(
+                "look-around, including look-ahead and look-behind, is not supported; write out what may come"
+            )
         elif pattern.startswith("(?:", at):
             self.at += 3
         elif pattern.startswith("(?", at):
-            raise NotPortable(f"{pattern[at : at + 4]} is not supported")
+            raise NotPortable(f"{pattern[at : at + 4]} is not supported; write (?:...)")
         else:
             self.at += 1
         self.groups.append(group)
@@ -272,9 +276,9 @@ class _Writer:
                 self.at += 1
                 self.may_repeat = False
                 return ""
-            raise NotPortable(f"\\{kind} is not supported")
+            raise NotPortable(f"\\{kind} is not supported; leave it out")
         if kind.isdigit() and kind != "0":
-            raise NotPortable("backreferences are not supported")
+            raise NotPortable("backreferences are not supported; write the text out again")
         if kind and kind in "pP":
             return self._property()
         return self._plain(self._escaped())
@@ -285,7 +289,7 @@ class _Writer:
     def _property(self) -> str:
         found = _PROPERTY.match(self.pattern, self.at - 1)
         if not found:
-            raise NotPortable("\\p needs a property, as in \\p{L}")
+            raise NotPortable("\\p needs a property; write one, as in \\p{L}")
         self.at = found.end()
         return found[0]
 
@@ -293,7 +297,7 @@ class _Writer:
         """The character of an escape; `at` is behind its backslash."""
         kind, after = self._here(1), self._here(2)[1:]
         if not kind:
-            raise NotPortable("a backslash at the end")
+            raise NotPortable("a backslash at the end; write \\\\ for the character")
         if kind in _CONTROLS:
             self.at += 1
             return chr(_CONTROLS[kind])
@@ -307,10 +311,12 @@ class _Writer:
             self.at += len(code[0])
             value = int(next(group for group in code.groups() if group), 16)
             if value > 0x10FFFF or 0xD800 <= value < 0xE000:
-                raise NotPortable(f"\\{code[0]} is not a character")
+                raise NotPortable(f"\\{code[0]} is not a character; leave it out")
             return chr(value)
         if kind.isascii() and kind.isalnum():
-            raise NotPortable(f"\\{kind} is not supported")
+            raise NotPortable(
+                f"\\{kind} is not supported; write the character itself, or its number as \\x41"
+            )
         self.at += 1
         return kind
 
@@ -331,7 +337,7 @@ class _Writer:
         parts: list[str] = []
         while not self.pattern.startswith("]", self.at):
             if self.at >= len(self.pattern):
-                raise NotPortable("unclosed character class")
+                raise NotPortable("unclosed character class; close it with ]")
             parts.append(self._item(wide))
         self.at += 1
         text = self.pattern[start : self.at]
@@ -343,7 +349,9 @@ class _Writer:
                 )
         if self.groups[-1].ignore_case and negated:
             if not text.isascii() or "\\" in text:
-                raise NotPortable("[^...] while case is ignored (i) needs plain ASCII characters")
+                raise NotPortable(
+                    "[^...] while case is ignored (i) needs plain ASCII characters; leave out i and write both cases"
+                )
             parts.append(_ALSO_CASES)
         return f"[{'^' if negated else ''}{''.join(parts)}]"
 
@@ -367,15 +375,17 @@ class _Writer:
             return self._plain(first)
         self.at += 1
         if _RANGE_TO_SET.match(self.pattern, self.at):
-            raise NotPortable(f"a range of characters from {first}- to a set")
+            raise NotPortable(
+                f"a range of characters from {first}- to a set; write \\- for the character"
+            )
         last = self._member()
         if first > last:
-            raise NotPortable(f"the range {first}-{last} is in the wrong order")
+            raise NotPortable(f"the range {first}-{last} is in the wrong order; swap its ends")
         return f"{self._plain(first)}-{self._plain(last)}"
 
     def _no_range(self, what: str) -> None:
         if _RANGE.match(self.pattern, self.at):
-            raise NotPortable(f"a range of characters from {what}")
+            raise NotPortable(f"a range of characters from {what}; write \\- for the character")
 
     def _member(self) -> str:
         if self.pattern[self.at] != "\\":

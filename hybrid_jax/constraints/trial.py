@@ -32,6 +32,7 @@ MEMORY_BYTES = 1 << 30  # for a grammar, beside what the vocabulary takes
 VERDICTS_KEPT = 4096
 # What a grammar does to its process. Another signal came from outside.
 ITS_OWN_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGXCPU", "SIGTRAP")
+SMALLER = "lower its counts, or leave out alternatives"  # what helps a form that costs too much
 TOO_LATE, EXIT = "the deadline", "exit code"  # how else a process ends
 
 Process = Any  # a subprocess.Popen whose pipes are there
@@ -290,11 +291,11 @@ def _how(returncode: int) -> str:
 
 def _what_happened(how: str) -> str:
     if how == "SIGXCPU":
-        return f"compiling it takes more than {SECONDS} seconds"
+        return f"compiling it takes more than {SECONDS} seconds; {SMALLER}"
     if how == TOO_LATE:
-        return f"compiling it takes more than {DEADLINE:.0f} seconds"
+        return f"compiling it takes more than {DEADLINE:.0f} seconds; {SMALLER}"
     if how == "SIGABRT":
-        return f"compiling it takes more than {MEMORY_BYTES >> 20} MiB, or fails inside llguidance"
+        return f"compiling it takes more than {MEMORY_BYTES >> 20} MiB, or fails inside llguidance; {SMALLER}"
     if how == "SIGKILL":
-        return "compiling it takes the memory of the whole system"
-    return f"compiling it ends llguidance's process with {how}, as when too much is nested in it"
+        return f"compiling it takes the memory of the whole system; {SMALLER}"
+    return f"compiling it ends llguidance's process with {how}, as when too much is nested in it; nest less"

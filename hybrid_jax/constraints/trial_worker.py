@@ -96,7 +96,8 @@ def walk(matcher: Any, end: int, draw: random.Random, stop: float) -> str | None
         matcher.consume_token(drawn(mask, draw))
         now = time.process_time()
         if now - begin > STEP_SECONDS:
-            return f"one of its tokens takes {now - begin:.1f} seconds, the limit is {STEP_SECONDS}"
+            what = f"one of its tokens takes {now - begin:.1f} seconds, the limit is {STEP_SECONDS}"
+            return f"{what}; lower its counts, or leave out alternatives"
         if now > stop or matcher.is_error():
             break
     error = matcher.get_error() if matcher.is_error() else ""

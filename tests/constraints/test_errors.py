@@ -37,16 +37,19 @@ def form(**given):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"regex": "(a"}, "regex '(a' cannot be followed: unclosed group; change it"),
+        ({"regex": "(a"}, "regex '(a' cannot be followed: unclosed group; close it with )"),
         (
             {"regex": "(?=a)b"},
             "look-around, including look-ahead and look-behind, is not supported",
         ),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
-        ({"regex": "()"}, "regex '()' lets no token come first; change it"),
+        (
+            {"regex": "()"},
+            "regex '()' lets no token come first; allow a token that can begin it, or give",
+        ),
         (
             {"grammar": "start: word"},
-            "grammar 'start: word' cannot be followed: at 1(8): unknown name",
+            "grammar 'start: word' cannot be followed: line 1, column 8: unknown name",
         ),
         ({"grammar": "start"}, "grammar 'start' cannot be followed: "),
         (
@@ -85,7 +88,7 @@ def test_a_schema_nested_too_deeply_is_refused():
     schema = {"type": "string"}
     for _ in range(300):
         schema = {"type": "array", "items": schema}
-    message = "cannot be followed: the depth of the schema is 121, the limit is 120; change it"
+    message = "cannot be followed: the depth of the schema is 121, the limit is 120; nest less"
     refuse(message, byte_tokenizer(), structured_outputs=form(json=schema))
     for _ in range(100_000):
         schema = {"type": "array", "items": schema}
@@ -143,11 +146,11 @@ def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
         ),
         (
             {"allowed_token_ids": [97], "structured_outputs": form(choice=["b"])},
-            "choice ('b',) lets no token come first with allowed_token_ids=(97,); change it",
+            "choice ('b',) lets no token come first with allowed_token_ids=(97,); allow a token",
         ),
         (
             {"bad_words": ["b"], "structured_outputs": form(choice=["b"])},
-            "choice ('b',) lets no token come first with bad_words=('b',); change it",
+            "choice ('b',) lets no token come first with bad_words=('b',); allow a token",
         ),
     ],
 )

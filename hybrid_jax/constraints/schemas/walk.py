@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_jax.constraints.matches import few_texts, finds
 from hybrid_jax.constraints.patterns import WIDE_END, NotPortable, portable
@@ -107,6 +107,23 @@ _OPTIONS: dict[str, re.Pattern[str]] = {
 }
 
 
+class Place(NamedTuple):
+    """Where a written schema comes from.
+
+    Attributes:
+        path: a JSON pointer.
+        given: the schema there.
+    """
+
+    path: str
+    given: Mapping[str, Any]
+
+    @property
+    def keywords(self) -> list[str]:
+        """The keywords there that say which values are valid."""
+        return [name for name in self.given if name in _LIMITING]
+
+
 def followed(schema: str) -> str:
     """Writes a JSON schema so that llguidance gives only valid values.
 
@@ -123,15 +140,23 @@ def followed(schema: str) -> str:
         >>> followed('{"$ref": "#/$defs/a", "$defs": {"a": {"title": "A", "const": 1.0}}}')  # doctest: +ELLIPSIS
         '{"$ref": "#/$defs/0", "$defs": {"0": {"const": 1}}, "x-guidance": {"whitespace_pattern": ...}}'
     """
+    return json.dumps(written(schema)[0], ensure_ascii=False)
+
+
+def written(schema: str) -> tuple[dict[str, Any], dict[int, Place]]:
+    """As `followed`, as data, and the places from which its schemas come, by their ids."""
     try:
         root = json.loads(schema)
         walk = _Walk(root)
-        written = walk.write()
+        whole = walk.write()
         if walk.named is not None:
-            written = _Walk(root, named=walk.named).write()
-        return json.dumps(written, ensure_ascii=False)
+            walk = _Walk(root, named=walk.named)
+            whole = walk.write()
+        return whole, walk.places
     except RecursionError:
-        raise ValueError("recursion limit exceeded: the schema is nested too deeply") from None
+        raise ValueError(
+            "recursion limit exceeded: the schema is nested too deeply; nest less"
+        ) from None
 
 
 def _refuse(keyword: str, value: Any, path: str, why: str) -> ValueError:
@@ -161,7 +186,7 @@ class _Walk:
             None if there is none, or if texts have one spelling.
         unwritten: characters that no text can have.
         plain: patterns of names by how they are written for llguidance, where that differs.
-        places: where each written schema stands in the given one, by its id.
+        places: where each written schema comes from, by its id.
     """
 
     def __init__(self, root: Mapping[str, Any], *, named: str | None = None) -> None:
@@ -181,7 +206,7 @@ class _Walk:
         self._names: dict[str, str] = {}  # of what references point at
         self._written: dict[str, Any] = {}  # definitions by name
         self.plain: dict[str, str] = {}
-        self.places: dict[int, str] = {}
+        self.places: dict[int, Place] = {}
         self._numbers = itertools.count()
         self._waiting: list[tuple[str, Any, str]] = []
         self._nested_id: str | None = None
@@ -202,7 +227,9 @@ class _Walk:
         self._check_optional(whole)
         if self._written:
             whole["$defs"] = dict(sorted(self._written.items(), key=lambda item: int(item[0])))
-        return whole | {"x-guidance": self._options}
+        root = whole | {"x-guidance": self._options}
+        self.places[id(root)] = Place("#", self._root)
+        return root
 
     def _find_draft(self) -> int:
         named = self._root.get("$schema")
@@ -222,7 +249,7 @@ class _Walk:
         """What the schema says under "x-guidance", with our own bound on white space."""
         given = self._root.get("x-guidance", {})
         if not isinstance(given, Mapping):
-            raise _refuse("x-guidance", given, "#", "is not an object")
+            raise _refuse("x-guidance", given, "#", "is not an object; leave it out")
         options: dict[str, Any] = {}
         for name, value in given.items():
             if name == "whitespace_flexible" and isinstance(value, bool):
@@ -231,7 +258,10 @@ class _Walk:
             pattern = _OPTIONS.get(name)
             if pattern is None or not isinstance(value, str) or not pattern.fullmatch(value):
                 raise _refuse(
-                    f"x-guidance {name}", value, "#", "would let the text be no bounded JSON"
+                    f"x-guidance {name}",
+                    value,
+                    "#",
+                    "would let the text be no bounded JSON; leave it out",
                 )
             options[name] = value
         if options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
@@ -241,19 +271,24 @@ class _Walk:
     def schema(self, schema: Any, path: str, depth: int) -> Any:
         """A part of the schema as llguidance gets it."""
         if depth > MAX_DEPTH:
-            raise ValueError(f"recursion limit exceeded: schemas in more than {MAX_DEPTH} schemas")
+            raise ValueError(
+                f"recursion limit exceeded: schemas in more than {MAX_DEPTH} schemas; put inner ones into $defs and "
+                "refer to them"
+            )
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            raise ValueError(f"{reprlib.repr(schema)} at {_short(path)} is not a schema")
+            raise ValueError(
+                f"{reprlib.repr(schema)} at {_short(path)} is not a schema; write an object or true"
+            )
         written = _One(self, schema, path, depth).write()
-        self.places[id(written)] = path
+        self.places[id(written)] = Place(path, schema)
         return written
 
     def reference(self, target: Any, path: str) -> str:
         """The new name of what a reference points at, which is written later."""
         if not isinstance(target, str):
-            raise _refuse("$ref", target, path, "is not text")
+            raise _refuse("$ref", target, path, "is not text; write a pointer such as #/$defs/NAME")
         pointer = pointer_of(target, self._root, ["id" if self.draft == 4 else "$id"])
         if pointer not in self._names:
             found = self._find(pointer, target, path)
@@ -275,7 +310,7 @@ class _Walk:
         try:
             *through, found = places(self._root, pointer)
         except LookupError:
-            why = f"is nowhere: Pointer '{pointer[1:]}' does not exist"
+            why = f"is nowhere: Pointer '{pointer[1:]}' does not exist; point to a place of this schema"
             raise _refuse("$ref", target, path, why) from None
         for place in through[1:]:
             if isinstance(place, Mapping):
@@ -286,7 +321,9 @@ class _Walk:
         """Notes what changes the meaning of references and keywords below the root."""
         named = schema.get("$schema")
         if isinstance(named, str) and named != self._root.get("$schema"):
-            raise _refuse("$schema", named, path, "differs from that of the whole schema")
+            raise _refuse(
+                "$schema", named, path, "differs from that of the whole schema; leave it out"
+            )
         key = "id" if self.draft == 4 else "$id"
         if isinstance(schema.get(key), str) and not schema[key].startswith("#"):
             self._nested_id = self._nested_id or path
@@ -320,13 +357,13 @@ class _Walk:
         for multiple, (value, path) in self._multiples.items():
             product *= int(multiple * scale)
             if product > MAX_MULTIPLES:
-                why = f"is not supported: the product of all here is above {MAX_MULTIPLES:,}"
+                why = f"is not supported: the product of all here is above {MAX_MULTIPLES:,}; write smaller ones"
                 raise _refuse("multipleOf", value, path, why)
 
     def _check_optional(self, whole: Mapping[str, Any]) -> None:
         found = too_many_optional(whole, self._written)
         if found is not None:
-            place = _short(self.places.get(id(found[0]), "#"))
+            place = _short(self.places[id(found[0])].path)
             raise ValueError(
                 f"properties at {place} has {found[1]} in a row that may be left out, the limit is {found[2]}; "
                 "list some of them as required, or put groups of them into objects"
@@ -335,8 +372,11 @@ class _Walk:
     def _check_ends(self) -> None:
         """ValueError if a reference leads to itself, or if a value could never end, such as a child in every child."""
         for what, rule in (
-            ("leads to itself", Facts.at_same_place),
-            ("describes values that never end", Facts.can_end),
+            ("leads to itself; give its target a type, or properties", Facts.at_same_place),
+            (
+                "describes values that never end; let what it repeats be left out, or be null",
+                Facts.can_end,
+            ),
         ):
             facts = Facts(self._written, self.plain)
             for name, schema in self._written.items():
@@ -421,13 +461,16 @@ class _One:
 
     def _list(self, keyword: str, value: Any) -> list[Any]:
         if not isinstance(value, list) or not value:
-            raise self._refuse(keyword, "is not a list with at least one entry")
+            raise self._refuse(
+                keyword,
+                "is not a list with at least one entry; write one, or leave the keyword out",
+            )
         return value
 
     def _object(self, keyword: str) -> Mapping[str, Any]:
         value = self._given.get(keyword, {})
         if not isinstance(value, Mapping):
-            raise self._refuse(keyword, "is not an object")
+            raise self._refuse(keyword, "is not an object; write one, or leave the keyword out")
         return value
 
     def _types(self) -> list[str]:
@@ -441,7 +484,7 @@ class _One:
         """The names in `required`."""
         names = self._given.get("required", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._refuse("required", "is not a list of names")
+            raise self._refuse("required", "is not a list of names; write one, such as ['a']")
         return list(dict.fromkeys(names))
 
     def _note_names(self) -> None:
@@ -459,14 +502,16 @@ class _One:
             return
         if any(value is nothing or (value == nothing == {}) for nothing in _UNSUPPORTED[keyword]):
             return
-        raise self._refuse(keyword, "is not supported")
+        raise self._refuse(
+            keyword, "is not supported; leave it out, and check the values of the answers for it"
+        )
 
     def _count(self, keyword: str, value: Any) -> int:
         whole = (
             isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
         )
         if not whole or value < 0:
-            raise self._refuse(keyword, "is not a count")
+            raise self._refuse(keyword, "is not a count; write a whole number of at least 0")
         if keyword == "minProperties":
             if value - len(self._names()) > 1:
                 # llguidance 1.9.1 does not see that a name comes twice, and a reader keeps one of them.
@@ -481,10 +526,14 @@ class _One:
         """Writes a bound as `minimum` or `maximum`."""
         plain = keyword.removeprefix("exclusive").lower()
         if self._walk.draft == 4 and keyword != plain and not isinstance(value, bool):
-            raise self._refuse(keyword, f"is not true or false beside {plain}, as draft 4 has it")
+            raise self._refuse(
+                keyword, f"is not true or false beside {plain}, as draft 4 has it; write true"
+            )
         if isinstance(value, bool) and keyword != plain:  # as in draft 4
             if plain not in self._given:
-                raise self._refuse(keyword, f"needs {plain} beside it")
+                raise self._refuse(
+                    keyword, f"needs {plain} beside it; add it, or write a number here"
+                )
             if not value:
                 return
             keyword, value = plain, self._given[plain]
@@ -506,7 +555,10 @@ class _One:
         if "number" not in self._types():
             whole = math.floor(bound * sign) + 1
             if whole > EXACT:
-                raise self._refuse("exclusive" + plain.capitalize(), "is too large")
+                raise self._refuse(
+                    "exclusive" + plain.capitalize(),
+                    "is too large; write a number of at most 2**53",
+                )
             return whole * sign
         exact = Decimal(repr(bound)) * sign
         for digits in (16, 15):
@@ -517,18 +569,24 @@ class _One:
                 number = float((steps + more) * unit)
                 if number > bound * sign and abs(steps + more) <= EXACT:
                     return number * sign
-        raise self._refuse("exclusive" + plain.capitalize(), "has too many digits to be exact")
+        raise self._refuse(
+            "exclusive" + plain.capitalize(),
+            "has too many digits to be exact; write at most 15",
+        )
 
     def _number(self, keyword: str, value: Any) -> int | float:
         """A number that llguidance keeps as it is."""
         constant = keyword in ("const", "enum")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._refuse(keyword, "is not a number")
+            raise self._refuse(keyword, "is not a number; write one")
         if isinstance(value, int):
             # llguidance 1.9.1 reads integers as 64-bit floats.
             most = 2**63 - 1 if constant else EXACT
             if abs(value) > most or int(float(value)) != value:
-                raise self._refuse(keyword, f"holds {value}, which no 64-bit float has exactly")
+                raise self._refuse(
+                    keyword,
+                    f"holds {value}, which no 64-bit float has exactly; write text",
+                )
             return value
         if value == int(value) and abs(value) <= EXACT:
             return int(value)  # also -0.0
@@ -536,18 +594,22 @@ class _One:
         coefficient = int("".join(map(str, digits.digits)))
         # llguidance 1.9.1 reads numbers with more digits as a neighbour.
         if value == int(value) or coefficient > EXACT or abs(int(digits.exponent)) > 22:
-            raise self._refuse(keyword, f"holds {value}, which has too many digits to be exact")
+            raise self._refuse(
+                keyword, f"holds {value}, which has too many digits to be exact; write at most 15"
+            )
         return value
 
     def _multipleOf(self, value: Any) -> None:
         number = self._number("multipleOf", value)
         multiple = Fraction(number)
         if multiple <= 0:
-            raise self._refuse("multipleOf", "is not above 0")
+            raise self._refuse("multipleOf", "is not above 0; write a number that is")
         both = multiple.numerator * multiple.denominator
         if isinstance(value, float) and both & (both - 1):  # no power of two
             # To validators, which divide 64-bit floats, 0.29 is no multiple of 0.01, and 9007199254740993 none of 3.0.
-            why = "is not supported: only integers, and 0.5, 0.25, 0.125 ... are exact"
+            why = (
+                "is not supported: only integers, and 0.5, 0.25, 0.125 ... are exact; leave it out"
+            )
             raise self._refuse("multipleOf", why)
         self._walk.note_multiple(multiple, value, self._path)
         self._out["multipleOf"] = number
@@ -564,7 +626,7 @@ class _One:
     def _value(self, keyword: str, value: Any, depth: int = 0) -> Any:
         """A constant that llguidance writes as it is."""
         if depth > MAX_DEPTH:
-            raise self._refuse(keyword, f"is nested in more than {MAX_DEPTH} levels")
+            raise self._refuse(keyword, f"is nested in more than {MAX_DEPTH} levels; nest less")
         if isinstance(value, list):
             return [self._value(keyword, part, depth + 1) for part in value]
         if isinstance(value, Mapping):
@@ -616,7 +678,7 @@ class _One:
                 self._walk.plain[names_of] = plain
             if names_of in written:
                 raise ValueError(
-                    f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice"
+                    f"the pattern {reprlib.repr(pattern)} at {_short(self._path)} comes twice; join them with allOf"
                 )
             written[names_of] = self._sub(schema, "patternProperties", pattern)
             if few is not None:
@@ -683,7 +745,7 @@ class _One:
 
     def _pattern(self, value: Any) -> None:
         if not isinstance(value, str):
-            raise self._refuse("pattern", "is not text")
+            raise self._refuse("pattern", "is not text; write a regular expression")
         self._patterns.append(without(self._pattern_text(value), self._walk.unwritten))
         self._out["pattern"] = ""  # keeps its place
 
@@ -718,13 +780,14 @@ class _One:
         items, older = self._given.get("items", True), self._walk.draft < 2020
         if "prefixItems" in self._given and (older or isinstance(items, list)):
             raise self._refuse(
-                "prefixItems", "is not supported beside items or a $schema of an older draft"
+                "prefixItems",
+                "is not supported beside items or a $schema of an older draft; use one of them",
             )
         keyword = "items" if isinstance(items, list) else "prefixItems"
         if keyword in self._given:
             first = self._given[keyword]
             if not isinstance(first, list):
-                raise self._refuse(keyword, "is not a list")
+                raise self._refuse(keyword, "is not a list; write a list of schemas")
             self._out["prefixItems"] = [self._sub(s, keyword, n) for n, s in enumerate(first)]
         keyword = "additionalItems" if isinstance(items, list) else "items"
         if keyword in self._given:
@@ -735,3 +798,5 @@ class _One:
 _OTHERS = frozenset(
     "type const enum $ref properties required additionalProperties patternProperties pattern format multipleOf".split()
 )
+# All that are followed and may leave no value.
+_LIMITING = {*_COUNTS, *_BOUNDS, *_ARRAYS, *_OTHERS, "allOf", "anyOf", "oneOf"}
