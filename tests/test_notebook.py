@@ -136,13 +136,13 @@ BAR = """
 import time
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
 
-show_compiling("writing tokens", 1, 2)
+show_compiling("writing tokens", lambda: (1, 2))
 with progress_of(True, "generating") as report:
-    show_compiling("reading prompts", 2, 2)
+    show_compiling("reading prompts", lambda: (2, 2))
     for done in range(6):
         report(done, 6)
         time.sleep(0.3)
-show_compiling("", 0, 0)
+show_compiling("", None)
 """
 
 

@@ -563,14 +563,14 @@ class _Loop:
         while not self._calls and self.engine.has_work:
             self.engine.step()
 
-    def _compiling(self, what: str, number: int, total: int) -> None:
+    def _compiling(self, what: str, count: Callable[[], tuple[int, int]] | None) -> None:
         """Shows which program is compiled, but not in the middle of a line that a stream is writing.
 
         Raises:
             RuntimeError: the thread is to end, so nothing more should be compiled.
         """
-        if number and self._stopping:
+        if count is not None and self._stopping:
             raise RuntimeError(CLOSED)
-        if not number or not any(call.has_shown_text for call in self._calls):
+        if count is None or not any(call.has_shown_text for call in self._calls):
             kept = self.engine.keeps_programs
-            show_compiling(what, number, total, kept=kept, quiet=self._quiet)
+            show_compiling(what, count, kept=kept, quiet=self._quiet)

@@ -25,7 +25,7 @@ from hybrid_jax.api.options import (
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
-from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
+from hybrid_jax.api.progress_bar import COMPILING, ProgressOption, progress_of, unasked
 from hybrid_jax.api.reader import Reader
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
@@ -83,10 +83,10 @@ class LLM(Reader):
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
-        quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling in terminals and
-            notebooks.
-        progress: a bar while the weights load: True or False, or None for one in terminals and notebooks if it takes
-            longer than a second and the LLM is not quiet.
+        quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
+        progress: a bar while the weights load: True or False, or None for one if it takes longer than a second and the
+            LLM is not quiet. Where stderr is neither a terminal nor a notebook, a plain line in place of the bar, at
+            most one in 30 seconds.
         **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
 
     Raises:
@@ -213,7 +213,7 @@ class LLM(Reader):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: bool | None = None,
         progress: ProgressOption = None,
         errors: Errors = "raise",
     ) -> list[RequestOutput]:
@@ -225,7 +225,7 @@ class LLM(Reader):
                 tokens.
             sampling_params: one for all, or a list of equal length; None for `get_default_sampling_params()`. Without
                 `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
-            use_tqdm: show a bar; this is vLLM's name for the option.
+            use_tqdm: vLLM's name for the option: True shows a bar, False shows none. None leaves it to `progress`.
             progress: a bar, as for `LLM`, or call this with (prompts done, prompts in all).
             errors: "raise" ends the call with the first error of a prompt. With "return" such a prompt has its
                 exception in the list, in place of its output, and the others are completed: look with
@@ -251,13 +251,14 @@ class LLM(Reader):
         self,
         prompts: Prompts | Sequence[Prompt | Exception],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
+        use_tqdm: bool | None,
         progress: ProgressOption,
         errors: Errors,
     ) -> list[RequestOutput]:
         """`generate`, also of prompts that have failed already."""
         accepted = self._intake.accepted(prompts, sampling_params, errors=errors)
-        progress = progress or (True if use_tqdm else progress)
+        if use_tqdm is not None:
+            progress = progress or use_tqdm
         return self._run(accepted, progress, "generating", Job.output, errors)
 
     def _run(
@@ -271,7 +272,8 @@ class LLM(Reader):
         """Runs jobs to their ends, behind a bar that says `what`. For each: what is read of it, or its error."""
         jobs = [job for job in accepted if isinstance(job, Job)]
         call = Call(jobs, keeps_errors=errors == "return")
-        with progress_of(unasked(progress, quiet=self._quiet), what) as report:
+        wanted = unasked(progress, quiet=self._quiet)
+        with progress_of(wanted, what, total=len(jobs)) as report:
             with closing(self._thread.run(call)) as all_news:
                 for news in all_news:
                     if jobs:
@@ -335,7 +337,7 @@ class LLM(Reader):
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: bool | None = None,
         progress: ProgressOption = None,
         errors: Errors = "raise",
         **options: Unpack[ChatOptions],
@@ -584,7 +586,7 @@ class LLM(Reader):
         wanted = {"logprobs": logprobs, "adjusts": penalties}
         ask = self._thread.ask
         programs = ask(lambda engine: engine.warm_ups(**wanted))
-        with progress_of(unasked(progress, quiet=self._quiet), "compiling") as report:
+        with progress_of(unasked(progress, quiet=self._quiet), COMPILING) as report:
             return warm_up(programs, lambda run: ask(lambda engine: run()), threads, report)
 
     def close(self) -> None:

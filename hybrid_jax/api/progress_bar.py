@@ -1,7 +1,8 @@
-"""Progress of long calls: the caller's own function, a bar on stderr, or nothing; and what is being compiled.
+"""Progress of long calls: the caller's own function, a bar on stderr, lines there, or nothing; and what is compiled.
 
 A bar and the words about compiling are one display. On a terminal the words are a line below the bar, or a line of
-their own. In a notebook both are one output, which is updated and in the end cleared.
+their own. In a notebook both are one output, which is updated and in the end cleared. Elsewhere, as in a file, both are
+plain lines, and few of them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hybrid_jax.api.plain_lines import LONG_COMPILING, SPARSE, PlainLines
 from hybrid_jax.process.streams import forgiving, is_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-# What callers pass as `progress=`. None is for a bar where someone looks at it, if the call takes longer than a moment.
+# What callers pass as `progress=`. None is for a bar where someone looks at it, if the call takes longer than a moment,
+# and elsewhere for plain lines, if it takes long.
 ProgressOption = bool | Callable[[int, int], None] | None
 PATIENCE = 1.0  # seconds before such a bar appears
 EVERY = 0.5  # seconds between two looks at the clock
 HTML_WIDTH = 100  # characters of a line in a notebook
 KEPT = "; kept for next time"
+COMPILING = "compiling"  # what a call does that only compiles
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,19 @@ class Compiling:
 
     Attributes:
         what: what it does, such as "reading prompts".
-        number, total: which of how many programs that are needed now.
+        count: tells which of how many programs that are needed now it is.
         kept: the next process will have it.
         since: when it began, by `time.monotonic`.
     """
 
     what: str
-    number: int
-    total: int
+    count: Callable[[], tuple[int, int]]
     kept: bool = True
     since: float = field(default_factory=lambda: time.monotonic())
 
     def __str__(self) -> str:
-        which = f", {self.number} of {self.total}" if self.total > 1 else ""
+        number, total = self.count()
+        which = f", {number} of {total}" if total > 1 else ""
         seconds = time.monotonic() - self.since
         return f"compiling the program for {self.what}{which}: {seconds:.0f} s{KEPT * self.kept}"
 
@@ -60,6 +64,7 @@ _waiting: list[Callable[[], object]] = []
 _compiling: Compiling | None = None
 _alone: list[Callable[[], object]] = []
 _of_a_command = False
+_lines = PlainLines(lambda look: _again_and_again(look, lambda: None))
 
 
 @contextmanager
@@ -89,21 +94,32 @@ def _in_notebook() -> bool:
 
 @contextmanager
 def progress_of(
-    progress: ProgressOption, what: str, *columns: ProgressColumn, unit: float = 1
+    progress: ProgressOption,
+    what: str,
+    *columns: ProgressColumn,
+    unit: float = 1,
+    done: int = 0,
+    total: int | None = None,
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (done, total): the caller's own, one that moves a bar, or one that does nothing.
+    """Yields a function of (done, total): the caller's own, one that moves a bar or writes lines, or one of no effect.
 
     Args:
         progress: what the caller wants. With None the bar comes after a moment, or when something is compiled.
-        what: the bar says this.
+        what: the bar and the lines say this.
         columns: of the bar; none for rich's own.
-        unit: of the bar, in units of done and total.
+        unit: of the bar and the lines, in units of done and total.
+        done, total: at the beginning, for the lines.
     """
     if callable(progress):
         yield progress
         return
-    if not (someone_looks() if progress is None else progress):
+    if progress is False:
         yield lambda done, total: None
+        return
+    if not someone_looks():
+        after = LONG_COMPILING if what == COMPILING else SPARSE
+        with _lines.about(what, done=done * unit, total=total, after=after) as work:
+            yield lambda done, total: work.report(done * unit, total * unit)
         return
     begins = time.monotonic() + PATIENCE
     with ExitStack() as shown:
@@ -159,27 +175,35 @@ def _bar(what: str, columns: Sequence[ProgressColumn]) -> Iterator[Callable[...,
 
 
 def show_compiling(
-    what: str, number: int, total: int, *, kept: bool = True, quiet: bool = False
+    what: str,
+    count: Callable[[], tuple[int, int]] | None,
+    *,
+    kept: bool = True,
+    quiet: bool = False,
 ) -> None:
-    """Says in the bar, or on a terminal or in a notebook, which program is being compiled.
+    """Says in the bar, on a terminal, in a notebook or in a line now and then, which program is being compiled.
 
     Args:
-        what: what the program does. number, total: which of how many it is; number 0 removes the words.
+        what: what the program does. count: tells which of how many it is; None removes the words.
         kept: the next process will have it.
-        quiet: only a bar may say it.
+        quiet: it is said only where a bar or lines tell of the call.
     """
     global _compiling
     with suppress(Exception):  # a terminal that went away must not disturb the engine
         while _alone:
             _alone.pop()()
-        _compiling = Compiling(what, number, total, kept) if number else None
+        _compiling = None if count is None else Compiling(what, count, kept)
         if _compiling is None:
             return
         if _waiting and not _bars:
             _waiting[-1]()
-        if _bars or not someone_looks() or unasked(None, quiet=quiet) is False:
+        if _bars or (unasked(None, quiet=quiet) is False and not _lines.used):
             return
-        _alone.append(_in_one_output(_words_as_html) if _in_notebook() else _in_one_line(_words))
+        if not someone_looks():
+            _alone.append(_lines.show(_compiling, LONG_COMPILING))
+        else:
+            show = functools.partial(_in_one_output, _words_as_html)
+            _alone.append(show() if _in_notebook() else _in_one_line(_words))
 
 
 def _words() -> str:

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions
-from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import (
@@ -98,11 +98,12 @@ def run_batch(
         if counts := _finished(output, source):  # by another run, while this one waited its turn
             return BatchSummary(**{**files, **counts}, already_finished=True)
         if isinstance(model, LLM):
-            llm, name = model, model.model_config.family
+            llm, name, quiet = model, model.model_config.family, model._quiet
         else:
             given: dict[str, Any] = {"quiet": True, **options}
             loading = False if callable(progress) else progress
             llm = stack.enter_context(LLM(model, progress=loading, **given))
+            quiet = options.get("quiet", False)  # only a caller who says so wants no bar
             name = "bundled" if model is None else Path(model).name
         run = Run(
             llm,
@@ -114,7 +115,10 @@ def run_batch(
         )
         num_resumed = run.recover()
         meter = Meter(run.counts, lambda: llm.compile_s)
-        report = stack.enter_context(progress_of(progress, "lines", *meter.columns()))
+        done = run.counts["num_lines"]
+        wanted = unasked(progress, quiet=quiet)
+        shown = progress_of(wanted, "lines", *meter.columns(), done=done, total=source.num_lines)
+        report = stack.enter_context(shown)
         run.run(report, meter)
         return BatchSummary(
             **{**files, **run.counts},

@@ -16,7 +16,7 @@ from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine import damage
 from hybrid_jax.engine.kernel_choice import choose_kernels
-from hybrid_jax.engine.programs.compiling import WarmUp
+from hybrid_jax.engine.programs.compiling import Count, WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.this_device import (
@@ -233,7 +233,7 @@ class Engine:
         """Says that requests to come will ask for more than tokens: programs compiled from now on can do everything."""
         self.runner.serving.asks_more = True
 
-    def watch_compiling(self, listener: Callable[[str, int, int], None]) -> None:
+    def watch_compiling(self, listener: Callable[[str, Count | None], None]) -> None:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""
         self.runner.compiling.listener = listener
 

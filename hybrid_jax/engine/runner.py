@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,14 @@ from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.programs import compile_cache
-from hybrid_jax.engine.programs.compiling import Background, Compiling, Program, WarmUp, shapes_of
+from hybrid_jax.engine.programs.compiling import (
+    Background,
+    Compiling,
+    Needed,
+    Program,
+    WarmUp,
+    shapes_of,
+)
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.serving import Serving, StepKey
@@ -192,12 +200,11 @@ class Runner:
         Args:
             plan: the plan. missing: what `missing` says of it.
         """
-        self.compiling.begin("turns", lambda: len(self.missing(plan)))
-        if missing:
-            self._compile_beside(missing)
-        pending = self._dispatch(plan)
-        self.compiling.end_turn()
-        return pending
+        needed = Needed(lambda: self._missing_with_loads(plan), self._executables)
+        with self.compiling.counting(needed.count_with):
+            if missing:
+                self._compile_beside(missing)
+            return self._dispatch(plan)
 
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
@@ -239,8 +246,27 @@ class Runner:
                 key = self.serving.choose(kind, kind.bucket(rows, shape), kind.variant(rows), rows)
                 shape = key.bucket
                 needed.append(key)
+        return self._not_compiled(needed)
+
+    def _not_compiled(self, keys: Sequence[tuple]) -> list[tuple]:
         known = self._executables
-        return [k for k in dict.fromkeys(needed) if k not in known or not known[k].compiled]
+        return [k for k in dict.fromkeys(keys) if k not in known or not known[k].compiled]
+
+    def _missing_with_loads(self, plan: Plan) -> list[tuple]:
+        """As `missing`, and the small programs that load what rows need before their first token."""
+        rows = [
+            row
+            for kind in self.kinds
+            for rows in kind.dispatches(plan)
+            for row in rows
+            if row.begins
+        ]
+        loads: list[tuple] = []
+        if any(row.request.adjusts_logits for row in rows):
+            loads.append(("load_adjust",))
+        if rows and "history" in self.specs.drafting:
+            loads.append(("load_history",))
+        return [*self._not_compiled(loads), *self.missing(plan)]
 
     def _compile_beside(self, missing: Sequence[tuple]) -> None:
         """Has all but the first of the steps that a plan lacks compiled beside that one, which its dispatch compiles.
@@ -414,9 +440,11 @@ class Runner:
             # Plain steps come first, and of these the ones that can serve in place of others.
             rank = (number, *(-part for part in kind.cost(shape)))
             found.append(WarmUp(f"{shape}{variant.suffix}", job, ahead, rank))
+        # They may run in another order, and turns between them.
+        numbers = itertools.count(1)
         return [
-            program._replace(run=functools.partial(self._warm, program.run, len(found) - done))
-            for done, program in enumerate(found)
+            program._replace(run=lambda run=program.run: self._warm(run, next(numbers), len(found)))
+            for program in found
         ]
 
     def _warm_steps(
@@ -431,10 +459,10 @@ class Runner:
         ]
         return sorted(steps, key=lambda step: step[0])
 
-    def _warm(self, job: Callable[[], object], num_left: int) -> None:
-        self.compiling.begin("warm-up", lambda: num_left)
-        job()
-        jax.block_until_ready(self.state)
+    def _warm(self, job: Callable[[], object], number: int, total: int) -> None:
+        with self.compiling.counting(lambda program: lambda: (number, total)):
+            job()
+            jax.block_until_ready(self.state)
 
     def _warm_step(self, kind: StepKind, shape: Any, variant: Variant) -> None:
         self._run(kind, shape, variant, [], *kind.inert(shape))

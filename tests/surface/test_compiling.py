@@ -17,7 +17,7 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
-from hybrid_jax.engine.programs.compiling import Compiling, Program
+from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, shapes_of
 from hybrid_jax.engine.runner import Runner
 from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
@@ -28,9 +28,9 @@ def test_what_still_runs_is_no_compiling(monkeypatch):
     clock = Compiling()
     program, seen = Program(lambda x: x + 1, (), clock, "cpu"), []
     monkeypatch.setattr(jax, "block_until_ready", lambda args: seen.append(clock.seconds()))
-    clock.listener = lambda what, number, total: seen.append(number)
+    clock.listener = lambda what, count: seen.append(count and count())
     assert program(np.int32(1)) == 2
-    assert seen == [0.0, 1, 0]
+    assert seen == [0.0, (1, 1), None]
 
 
 def test_a_program_let_go_is_compiled_at_the_next_call():
@@ -64,6 +64,11 @@ def look(monkeypatch):
     return look
 
 
+def of(number, total):
+    """A count that does not change."""
+    return lambda: (number, total)
+
+
 class CompilingEngine(FakeEngine):
     """Compiles at the given steps, for as many seconds."""
 
@@ -71,11 +76,11 @@ class CompilingEngine(FakeEngine):
 
     def step(self):
         if seconds := self.when.get(self.num_steps + 1):
-            self.listener("writing tokens", len(self.compiled_at), 9)
+            self.listener("writing tokens", of(len(self.compiled_at), 9))
             self.compiled_at.append(seconds)
             self.compiled = sum(self.compiled_at)
             self.clock[0] += seconds
-            self.listener("", 0, 0)
+            self.listener("", None)
         return super().step()
 
     compiled_at: list
@@ -113,7 +118,9 @@ def words(number, total=9):
 @pytest.fixture
 def no_bars(monkeypatch):
     """Calls whose bars would come at once have none."""
-    monkeypatch.setattr(llm_module, "progress_of", lambda how, what: progress_of(False, what))
+    monkeypatch.setattr(
+        llm_module, "progress_of", lambda how, what, **more: progress_of(False, what)
+    )
 
 
 def test_a_terminal_shows_what_is_compiled_and_nothing_stays_there(compiling, look, no_bars):
@@ -127,10 +134,10 @@ def test_seconds_go_on_while_a_program_is_compiled(look, monkeypatch):
     monkeypatch.setattr(progress_bar, "EVERY", 0.01)
     clock = itertools.count(7)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
-    show_compiling("vectors", 1, 1)
+    show_compiling("vectors", of(1, 1))
     while len(terminal.on_screen()[1]) < 4:
         time.sleep(0.01)
-    show_compiling("", 0, 0)
+    show_compiling("", None)
     last, seen = terminal.on_screen()
     assert last == "" and len(set(seen)) == len(seen)
     assert seen[1] == "compiling the program for vectors: 2 s; kept for next time"
@@ -199,17 +206,17 @@ def test_a_bar_that_would_come_later_comes_when_something_is_compiled(compiling,
 def test_the_words_are_taken_back_where_they_were_said(look, monkeypatch):
     terminal = look()
     monkeypatch.setattr(progress_bar, "EVERY", 1000.0)
-    show_compiling("writing tokens", 1, 9)
+    show_compiling("writing tokens", of(1, 9))
     with progress_of(True, "loading"):
-        show_compiling("", 0, 0)
+        show_compiling("", None)
         [bar] = progress_bar._bars
         assert terminal.getvalue().startswith(f"\r{words(1)}")
         assert f"\r{'':<{len(words(1))}}\r" in terminal.getvalue()
-        show_compiling("writing tokens", 2, 9)
+        show_compiling("writing tokens", of(2, 9))
         assert len(list(bar.get_renderables())) == 2
         with progress_of(True, "generating") as _:
             assert len(list(bar.get_renderables())) == 1  # the newer bar says it
-            show_compiling("", 0, 0)
+            show_compiling("", None)
         assert len(list(bar.get_renderables())) == 1
 
 
@@ -235,29 +242,68 @@ def test_a_notebook_has_one_output_that_is_cleared(compiling, monkeypatch):
     assert "generating" in shown[0] and shown[-1] == "" and stream.getvalue() == ""
 
 
-def test_the_count_starts_over_after_a_warm_up():
-    compiling, counts = Compiling(), []
-    compiling.listener = lambda what, number, total: counts.append((number, total))
-    for task, missing in [
-        ("warm-up", 2),
-        ("warm-up", 1),
-        ("turns", 2),
-        ("turns", 1),
-        ("warm-up", 1),
-    ]:
-        compiling.begin(task, lambda missing=missing: missing)
-        with compiling.next_program():
-            pass
-    assert [count for count in counts if count != (0, 0)] == [
-        (1, 2),
-        (2, 2),
-        (1, 2),
-        (2, 2),
-        (1, 1),
-    ]
+def counted(compiling):
+    """The counts that a listener is told from now on, each as it is then."""
+    counts = []
+    compiling.listener = lambda what, count: count and counts.append(count())
+    return counts
 
 
-def test_nothing_is_printed_where_nobody_looks(compiling, capfd):
+def test_the_count_ends_with_what_is_counted():
+    compiling = Compiling()
+    counts = counted(compiling)
+    with compiling.counting(lambda program: of(21, 40)):
+        Program(lambda x: x + 1, (), compiling, "cpu")(np.int32(1))
+    Program(lambda x: x + 1, (), compiling, "cpu")(np.int32(1))
+    assert counts == [(21, 40), (1, 1)]
+
+
+def test_programs_compiled_beside_are_counted_once_and_at_once():
+    """The number goes on while one program is compiled, and no program is counted twice."""
+    compiling = Compiling()
+    one, two, three = (Program(lambda x: x + 1, (), compiling, "cpu") for _ in range(3))
+    reader = Program(lambda x: x + 1, (), compiling, "cpu")
+    programs = {("a",): one, ("b",): two, ("c",): three}
+    missing = lambda: [key for key, program in programs.items() if not program.compiled]  # noqa: E731
+    counts, seen = counted(compiling), []
+    with compiling.counting(Needed(missing, programs).count_with):
+        count = compiling.count_with(one)
+        seen.append(count())
+        two.compile_ahead(*shapes_of((np.int32(1),)))
+        seen.append(count())
+        for program in (one, three, reader):
+            program(np.int32(1))
+    assert seen == [(1, 3), (2, 3)]
+    assert counts == [(2, 3), (3, 3), (4, 4)]
+
+
+def test_what_is_no_longer_needed_is_not_counted():
+    compiling, programs = Compiling(), {}
+    needed = [("large",), ("small",)]
+    counts = Needed(lambda: needed, programs)
+    program = programs[("large",)] = Program(lambda x: x + 1, (), compiling, "cpu")
+    assert counts.count_with(program)() == (1, 2)
+    program(np.int32(1))
+    needed = [("other",)]  # which the large one made the better choice
+    programs[("other",)] = Program(lambda x: x + 1, (), compiling, "cpu")
+    assert counts.count_with(programs[("other",)])() == (2, 2)
+
+
+def test_a_warm_up_counts_on_when_other_calls_compile_between():
+    config, params = tiny_model("bamba")
+    with LLM.from_params(config, params, quiet=True, max_rows=1, max_model_len=64) as llm:
+        runner = llm._engine.runner
+        counts = counted(runner.compiling)
+        programs = runner.warm_ups()[:3]
+        for program in reversed(programs):
+            program.run()
+            llm._thread.ask(lambda engine: engine.all_logprobs(np.zeros((1, config.width))))
+    total = len(runner.warm_ups())
+    assert [count for count in counts if count != (1, 1)] == [(n, total) for n in (1, 2, 3)]
+
+
+def test_short_work_prints_nothing_where_nobody_looks(compiling, capfd):
+    compiling._engine.compiled_at = [0.0]
     compiling.generate("ab", GREEDY)
     assert capfd.readouterr() == ("", "")
 
@@ -335,7 +381,9 @@ def test_a_failure_beside_is_tried_again_and_raised_where_it_is_needed(monkeypat
 def test_a_bar_is_for_those_who_look_unless_the_caller_says_more(compiling, monkeypatch):
     wanted, progress_of = [], llm_module.progress_of
     monkeypatch.setattr(
-        llm_module, "progress_of", lambda how, what: (wanted.append(how), progress_of(how, what))[1]
+        llm_module,
+        "progress_of",
+        lambda how, what, **more: (wanted.append(how), progress_of(how, what))[1],
     )
     told = lambda done, total: None  # noqa: E731
     for options in (

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -41,22 +41,30 @@ DOING = {
 }
 
 
+# Tells (number, total): the total of programs that a turn or a warm-up needs, and the number of those done, and one.
+# Any thread may ask, again and again: other threads compile some of these programs.
+Count = Callable[[], tuple[int, int]]
+
+
+def alone(program: Program) -> Count:
+    """The count of a program that no turn and no warm-up needs."""
+    return lambda: (1, 1)
+
+
 class Compiling:
     """Which program is being compiled, and how long all compiling has taken.
 
     One thread compiles. Others may call `seconds`.
 
     Attributes:
-        listener: called with (what, number, total) before a program is compiled and with ("", 0, 0) after it, or None.
-            What says what the program does. The total is of the programs that a turn or a warm-up needs, and does not
-            change until it ends; the number is how many of these are done, and one.
-        count_missing: tells how many programs are still to be compiled, the next one included, as far as is known.
+        listener: called with (what, count) before a program is compiled and with ("", None) after it, or None. What
+            says what the program does.
+        count_with: makes the count of the turn or the warm-up that runs now, of which the given program comes next.
     """
 
     def __init__(self) -> None:
-        self.listener: Callable[[str, int, int], None] | None = None
-        self.count_missing: Callable[[], int] = lambda: 1
-        self._task, self._total = "", 0
+        self.listener: Callable[[str, Count | None], None] | None = None
+        self.count_with = alone
         # Seconds so far, and when the program that is being compiled was begun. It is one tuple, so that another thread
         # reads both values of the same moment.
         self._clock: tuple[float, float | None] = (0.0, None)
@@ -67,30 +75,66 @@ class Compiling:
         return total if since is None else total + time.perf_counter() - since
 
     @contextlib.contextmanager
-    def next_program(self, what: str = "a step") -> Iterator[None]:
+    def next_program(self, program: Program, what: str) -> Iterator[None]:
         """Runs the clock, and tells the listener, while a program that does `what` is compiled inside."""
         if self.listener is not None:
-            missing = max(1, self.count_missing())
-            self._total = max(self._total, missing)
-            self.listener(what, self._total - missing + 1, self._total)
+            self.listener(what, self.count_with(program))
         self._clock = (self._clock[0], time.perf_counter())
         try:
             yield
         finally:
             self._clock = (self.seconds(), None)
             if self.listener is not None:
-                self.listener("", 0, 0)
+                self.listener("", None)
             give_back_free_memory()  # memory that the compiler has freed
 
-    def begin(self, task: str, count_missing: Callable[[], int]) -> None:
-        """Begins a part of a task that may compile. The count starts over with a new task."""
-        if task != self._task:
-            self._task, self._total = task, 0
-        self.count_missing = count_missing
+    @contextlib.contextmanager
+    def counting(self, count_with: Callable[[Program], Count]) -> Iterator[None]:
+        """Counts what is compiled inside."""
+        self.count_with = count_with
+        try:
+            yield
+        finally:
+            self.count_with = alone
 
-    def end_turn(self) -> None:
-        """Ends a turn: the count starts over."""
-        self._task = ""
+
+class Needed:
+    """The programs that a turn needs. Each is counted once, whichever thread compiles it.
+
+    Args:
+        missing: keys of the programs that are not compiled, as far as is known now.
+        programs: those that were made, by key; the runner's own dict.
+    """
+
+    def __init__(
+        self,
+        missing: Callable[[], Iterable[tuple]],
+        programs: Mapping[tuple, Program],
+    ) -> None:
+        self._missing, self._programs = missing, programs
+        self._keys: dict[tuple, None] = {}
+        self._unforeseen: dict[Program, None] = {}
+
+    def count_with(self, program: Program) -> Count:
+        """The count, with a program that comes next and may not have been foreseen. For the engine's own thread."""
+        # What was foreseen may no longer be needed, because another program serves.
+        done = {key: None for key in self._keys if _is_compiled(self._programs.get(key))}
+        self._keys = done | dict.fromkeys(self._missing())
+        if not any(self._programs.get(key) is program for key in self._keys):
+            self._unforeseen[program] = None
+        keys, others = tuple(self._keys), tuple(self._unforeseen)
+        total = len(keys) + len(others)
+
+        def count() -> tuple[int, int]:
+            found = [self._programs.get(key) for key in keys] + list(others)
+            done = sum(map(_is_compiled, found))
+            return min(done + 1, total), total
+
+        return count
+
+
+def _is_compiled(program: Program | None) -> bool:
+    return program is not None and program.compiled
 
 
 class Program:
@@ -133,7 +177,7 @@ class Program:
         run = self._run
         if run is None:
             jax.block_until_ready(args)  # steps that still run must not count as compiling
-            with self._compiling.next_program(self._does):
+            with self._compiling.next_program(self, self._does):
                 run = self.compile_ahead(*shapes_of(args))
         return run(*args)
 
