@@ -297,7 +297,7 @@ def read_config(path: str | Path) -> ModelConfig:
         named = path if "://" in str(path) else given  # a Path writes an address with one slash
         raise CheckpointNotFound(
             f"inspect_model: {named} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a "
-            f"known model: {', '.join(names)}{similar(str(path).replace('.', '_').replace('-', '_'), names)}"
+            f"known model: {', '.join(names)}{similar(path, names)}"
         )
     config = config_of(given, "inspect_model")
     if (given / STORED_CONFIG_FILE).exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import reprlib
 from collections.abc import Callable, Iterable
 from os import PathLike
@@ -117,8 +118,15 @@ def how_to_get(path: str | Path, files: str = "") -> str:
 
 
 def similar(path: str | Path, names: Iterable[str]) -> str:
-    """A question after the name that was meant, or nothing."""
-    found = difflib.get_close_matches(str(path).lower(), names, n=1)
+    """A question after the name that was meant, or nothing. The last part of the path is what is compared.
+
+    Example:
+        >>> similar("~/models/Tiny-Cutt/", ["tiny_cut", "tiny_gated_delta"])
+        '; did you mean tiny_cut?'
+    """
+    # Names here have "_" where those on the hub have "-" and ".".
+    name = re.sub(r"[-.]", "_", re.split(r"[/\\]", str(path).rstrip("/\\"))[-1].lower())
+    found = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 

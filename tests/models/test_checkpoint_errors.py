@@ -167,6 +167,17 @@ def test_a_known_model_without_weights_and_a_misspelt_one_are_told_apart():
 
 
 @pytest.mark.parametrize(
+    "path",
+    ["/data/models/of/everybody/tiny_gated_delt", "org/Tiny-Gated-Delt", "./tiny_gated_delt/"],
+)
+def test_only_the_name_in_a_path_is_compared(path):
+    with pytest.raises(FileNotFoundError, match="; did you mean tiny_gated_delta\\?$"):
+        load_model(path)
+    with pytest.raises(FileNotFoundError, match="not exist[^?]*$"):
+        load_model("tiny_gated_delta/of/mine/nowhere")
+
+
+@pytest.mark.parametrize(
     "other, remedy",
     [
         (
