@@ -22,6 +22,9 @@ def convert(
         str,
         typer.Option(help="Dtype to store: float32, bfloat16, or auto for the one it has now."),
     ] = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier converted model in OUT.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model as an orbax directory, with its tokenizer.
@@ -33,7 +36,13 @@ def convert(
     from hybrid_jax.config.model_directory import left_out
     from hybrid_jax.models.files import model_folder
     from hybrid_jax.weights import load_model, save_orbax
+    from hybrid_jax.weights.orbax import check_target
 
+    check_target(out_dir, "convert")  # before the model is read
+    if not overwrite and out_dir.is_dir() and any(out_dir.iterdir()):
+        raise ValueError(
+            f"convert: {out_dir} holds a model already; give --overwrite to replace it, or choose another directory"
+        )
     start = time.perf_counter()
     with progress_of(None, "loading", unit=1e-6) as report:
         config, params = load_model(model, dtype=dtype, progress=report)  # type: ignore[arg-type]

@@ -20,6 +20,20 @@ from hybrid_jax.process.own_settings import own_settings
 PARAMS_FOLDER = "params"
 
 
+def check_target(path: str | Path, where: str) -> Path:
+    """The directory to write, as a full path.
+
+    Raises:
+        ValueError: it is a file, or holds something else than a saved model.
+    """
+    folder = Path(path).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{where}: {folder} is a file; choose another path")
+    if folder.exists() and not (folder / CONFIG_FILE).is_file() and any(folder.iterdir()):
+        raise ValueError(f"{where}: {folder} exists and is not a saved model; choose another path")
+    return folder
+
+
 @own_settings()
 def save_orbax(
     path: str | Path, config: ModelConfig, params: dict, *, tokenizer_from: str | Path | None = None
@@ -49,11 +63,7 @@ def save_orbax(
     """
     import orbax.checkpoint  # slow to import, and most loads never need it
 
-    folder = Path(path).expanduser().resolve()
-    if folder.exists() and not (folder / CONFIG_FILE).is_file() and any(folder.iterdir()):
-        raise ValueError(
-            f"save_orbax: {folder} exists and is not a saved model; choose another path"
-        )
+    folder = check_target(path, "save_orbax")
     source = None if tokenizer_from is None else model_folder(tokenizer_from).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{PARAMS_FOLDER}.new"

@@ -153,6 +153,22 @@ def test_a_converted_model_is_the_same_model(run, tmp_path):
     assert (code, "exists and is not a saved model; choose another path" in err) == (2, True)
 
 
+def test_a_converted_model_is_replaced_only_if_that_is_asked_for(run, tmp_path):
+    out, file = tmp_path / "out", tmp_path / "file"
+    out.mkdir()
+    file.touch()
+    assert run("convert", BUNDLED, out, "--dtype", "float32")[0] == 0  # an empty directory is free
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    code, _, err = run("convert", BUNDLED, out)
+    assert code == 2 and err.count("\n") == 1
+    assert f"{out} holds a model already; give --overwrite to replace it" in err
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    code, _, err = run("convert", BUNDLED, file)
+    assert (code, f"{file} is a file; choose another path" in err) == (2, True)
+    assert run("convert", BUNDLED, out, "--overwrite")[0] == 0
+    assert load_model(out)[0].dtype == "bfloat16"
+
+
 def test_a_dtype_is_stored_and_a_relative_path_is_found(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("convert", BUNDLED, "out", "--dtype", "float32")
