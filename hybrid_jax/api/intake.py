@@ -45,12 +45,14 @@ from hybrid_jax.text.prompts import (
     read_prompt,
     several_prompts,
 )
+from hybrid_jax.text.templates import variables_read
 from hybrid_jax.text.thoughts import thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
 # Tokens of a conversation that is rendered and not run, if the engine takes fewer.
 MAX_SHOWN = 1 << 18
+MAX_TEMPLATES = 64  # that are remembered
 # What becomes of the mistake of one prompt of several: it is raised, or returned in place of what was asked for.
 Errors = Literal["raise", "return"]
 
@@ -77,6 +79,7 @@ class Intake:
         self._numbering, self._thread = threading.Lock(), thread
         self._config, self._seed = config, engine_config.seed
         self._constraints = Constraints(tokenizer, config)
+        self._with_tools: set[str] = set()  # templates that were rendered with tools
 
     def jobs(
         self,
@@ -328,7 +331,23 @@ class Intake:
         source = self.tokenizer.template_source(
             options["chat_template"], with_tools=options["tools"] is not None
         )
+        if options["tools"] is not None:
+            self._look_for_tools(source)
         return Prompt(text, token_ids, leading, thoughts_of_chat(text, source, options))
+
+    def _look_for_tools(self, source: str) -> None:
+        """Warns, once for each template, if it never reads the tools that came with a conversation."""
+        # Of a template inside of an object's method nothing is known.
+        if source in self._with_tools or not source:
+            return
+        if len(self._with_tools) >= MAX_TEMPLATES:
+            self._with_tools.clear()
+        self._with_tools.add(source)
+        if "tools" not in variables_read(source):
+            LOG.warning(
+                "the chat template never reads tools, so the model does not see those of this conversation; give a "
+                "chat_template that does, or describe them in the system message"
+            )
 
 
 def check_errors(errors: str) -> None:

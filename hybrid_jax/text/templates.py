@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.utils import Namespace
 
@@ -97,6 +98,18 @@ def quoted_strings(source: str) -> frozenset[str]:
     compile_template(source)
     tokens = _ENVIRONMENT.lex(source)
     return frozenset(text[1:-1] for _, kind, text in tokens if kind == "string")
+
+
+@functools.lru_cache(maxsize=64)
+def variables_read(source: str) -> frozenset[str]:
+    """The names of variables that a template reads and does not set itself. ValueError if it is not Jinja.
+
+    Example:
+        >>> sorted(variables_read("{% set a = b %}{{ a }}{# tools #}{{ 'tools' }}"))
+        ['b']
+    """
+    compile_template(source)
+    return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -368,6 +368,25 @@ def test_a_field_that_no_template_reads_does_not_vanish(llm, caplog):
     assert caplog.messages == ["the chat template does not read tone"]
 
 
+def test_a_template_that_never_reads_tools_is_named_once(llm, caplog):
+    caplog.set_level("WARNING", "hybrid_jax.requests")
+    blind = (
+        "{# tools #}{% for m in messages %}no tools here: {{ m.content }}{% endfor %}{{ 'tools' }}"
+    )
+    sets = "{% set tools = [] %}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+    seeing = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools is defined %}!{% endif %}"
+    )
+    for template in (seeing, blind, blind, sets):
+        llm.render_chat([USER], chat_template=template)
+        llm.render_chat([USER], chat_template=template, tools=[])
+    assert caplog.messages == []
+    for template in (seeing, blind, blind, sets):
+        llm.chat([USER], SHORT, chat_template=template, tools=[TOOL])
+    assert len(caplog.messages) == 2
+    assert all("the chat template never reads tools, so" in text for text in caplog.messages)
+
+
 def test_messages_are_looked_for_where_they_stand():
     """From the beginning of the text each time, this would take minutes."""
     messages = [says("developer", f"{'ab' * 20}{number:06d}") for number in range(100_000)]
