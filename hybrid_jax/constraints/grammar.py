@@ -19,7 +19,14 @@ import tokenizers
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints.bounds import TRIED, UNTRIED, TooLarge, check_bounds
-from hybrid_jax.constraints.kept import BYTES_PER_CHARACTER, Kept, Recent, Shelf, digest_of
+from hybrid_jax.constraints.kept import (
+    BYTES_PER_CHARACTER,
+    Kept,
+    Recent,
+    Shelf,
+    digest_of,
+    token_bytes_of,
+)
 from hybrid_jax.constraints.patterns import portable
 from hybrid_jax.constraints.refusals import in_another_notation, in_our_words, shortened
 from hybrid_jax.constraints.schemas.in_lark import followed_inside
@@ -164,7 +171,12 @@ class Grammars:
         start = with_large_stack(lambda: _matcher(library, vocabulary, source))
         if start.is_error():
             raise self._refusal(wanted, self._in_our_words(wanted, start.get_error()))
-        return Kept(start, vocabulary.end, len(source) * BYTES_PER_CHARACTER[wanted.kind])
+        return Kept(
+            start,
+            vocabulary.end,
+            source_bytes=len(source) * BYTES_PER_CHARACTER[wanted.kind],
+            token_bytes=token_bytes_of(wanted),
+        )
 
     def _tried(self, wanted: StructuredOutputsParams) -> str:
         """A grammar in llguidance's own notation that can be compiled here. ValueError if it cannot."""

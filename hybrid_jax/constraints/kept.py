@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.constraints.bounds import TRIED, TooLarge, check_bounds
 
 T = TypeVar("T")
 GRAMMARS_KEPT = 64
@@ -18,11 +19,24 @@ KEPT_BYTES = 256 << 20
 # since all texts of a grammar add to what its lexer keeps.
 BYTES_PER_CHARACTER = {"json": 192, "grammar": 192, "regex": 32, "choice": 32, "json_object": 192}
 BYTES_PER_TOKEN = 2500
+# Of forms whose expressions count what is counted already, such as (.{0,303}a){0,30}b: each state is larger, and almost
+# every token leads to new ones.
+BYTES_PER_TOKEN_COUNTED = 16_000
+COUNTED = 1000  # counts within counts, multiplied, from which this holds
 
 
 def digest_of(wanted: StructuredOutputsParams) -> bytes:
     """32 bytes that stand for a form."""
     return hashlib.sha256(repr((wanted.kind, wanted.value)).encode()).digest()
+
+
+def token_bytes_of(wanted: StructuredOutputsParams) -> int:
+    """What a token adds to a form, by estimate."""
+    try:
+        check_bounds(wanted, replace(TRIED, repeats=COUNTED))
+    except TooLarge:
+        return BYTES_PER_TOKEN_COUNTED
+    return BYTES_PER_TOKEN
 
 
 class Recent(Generic[T]):
@@ -57,17 +71,19 @@ class Kept:
         end: the id of the token that ends a text.
         source_bytes: what it takes by itself, by estimate.
         num_tokens: those that its copies have followed so far.
+        token_bytes: what each of them adds, by estimate.
     """
 
     start: Any
     end: int
     source_bytes: int
     num_tokens: int = 0
+    token_bytes: int = BYTES_PER_TOKEN
 
     @property
     def lexer_bytes(self) -> int:
         """What the texts so far have added, by estimate."""
-        return self.num_tokens * BYTES_PER_TOKEN
+        return self.num_tokens * self.token_bytes
 
 
 class Shelf:

@@ -60,6 +60,61 @@ def test_what_texts_add_to_a_grammar_counts(monkeypatch):
     assert shelf.get(FORMS[1]) is other and len(shelf) == 1
 
 
+COUNTED = r"(.{0,303}a){0,30}b"
+
+
+@pytest.mark.parametrize(
+    "given, is_counted",
+    [
+        ({"regex": COUNTED}, True),
+        ({"json": {"items": {"pattern": f"^{COUNTED}$"}}}, True),
+        ({"json": {"patternProperties": {COUNTED: {}}}}, True),
+        ({"grammar": f"start: /{COUNTED}/"}, True),
+        ({"grammar": f'start: %json {{"pattern": {json.dumps(COUNTED)}}}'}, True),
+        ({"regex": "(a{1,20}b){0,30}"}, False),
+        ({"json": {"type": "string", "maxLength": 5000}}, False),
+        ({"choice": ["(a{0,999}){9}"]}, False),
+        ({"json_object": True}, False),
+    ],
+    ids=str,
+)
+def test_a_form_that_counts_what_is_counted_grows_faster(given, is_counted):
+    per_token = grammars().state(form(**given))._kept.token_bytes
+    expected = kept_module.BYTES_PER_TOKEN_COUNTED if is_counted else kept_module.BYTES_PER_TOKEN
+    assert per_token == expected
+
+
+GROWTH = """
+import random
+from hybrid_jax import StructuredOutputsParams
+from hybrid_jax.constraints.grammar import Grammars
+from tests.surface.conftest import byte_tokenizer
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+rng, known = random.Random(1), Grammars(byte_tokenizer(), 256)
+wanted = StructuredOutputsParams(regex=%r)
+state = known.state(wanted)
+before = resident()
+for _ in range(80):
+    for byte in bytes(rng.choice(b"axxx") for _ in range(50)):
+        state.allowed()
+        state.advance([byte])
+    state.restart()
+print((resident() - before) // state._kept.num_tokens, state._kept.token_bytes)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory in use is read on Linux")
+def test_what_tokens_add_to_such_a_form_is_estimated_right():
+    command = [sys.executable, "-c", GROWTH % COUNTED]
+    done = subprocess.run(command, text=True, capture_output=True, check=True)
+    per_token, estimate = map(int, done.stdout.split())
+    assert kept_module.BYTES_PER_TOKEN < per_token <= estimate
+
+
 def test_grammars_that_were_used_last_are_kept():
     shelf = Shelf()
     for wanted in FORMS[:64]:
