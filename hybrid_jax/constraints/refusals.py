@@ -25,13 +25,13 @@ AT_LINE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.S)
 IN_SCHEMA = "failed to compile JSON schema: "
 IN_EXPRESSION = re.compile(r'invalid regex ".*" \(in regex\): (.*)', re.S)
 # What the library (1.9.1) says, and how it is said here: {at} is the place, {of} the pattern there, and {0} what the
-# first group has found.
+# first group has found. What is looked for is short, since a message may repeat a pattern of the caller's.
 WORDS: dict[str, str] = {
     r"oneOf constraints are not supported": (
         "oneOf{at} is not supported, since a value could be valid under two of its schemas; write anyOf if none can, "
         "or give them different types or constants"
     ),
-    r"patternProperty regexes .* are not disjoint": (
+    r"patternProperty regexes ": (
         "patternProperties{at} are not disjoint, since a name could match two of them; write patterns that exclude "
         "each other"
     ),
@@ -39,14 +39,14 @@ WORDS: dict[str, str] = {
         "minProperties and maxProperties{at} need all properties in required; list them there, or leave out these two"
     ),
     r"(Unicode property (?:value )?not found)": "{0}{at}{of}; write one that Unicode has, as in \\p{{L}}",
-    r"lookarounds not supported": (
+    r"lookarounds not supported yet; (?:Start|End)": (
         "^ or $ stands in the middle of an expression{at}{of}, which is not supported; write it where its part begins "
         "or ends, or leave it out"
     ),
     r"Current row has (\d+ items; max is \d+)": (
         "too much could come next{at}, {0}; leave out alternatives, or list more properties as required"
     ),
-    r"(too many expressions|[Ll]exer .* too big|(?:schema|grammar|Grammar) .{0,20}too (?:large|big)|Too many items)": (
+    r"(too many expressions|Too many items|(?:[Ll]exer|[Ss]chema|[Gg]rammar) .{0,60}?too (?:large|big))": (
         "it is too large for llguidance{at}{of}: {0}; lower its counts, or leave out alternatives"
     ),
     r"no start rule found": "no rule has the name start; name the first one so",
@@ -117,7 +117,7 @@ def _of_part(part: RefusedPart, of_schema: str = "") -> str:
     """Args: of_schema: which schema of several it is."""
     place, message = part
     at = f" at {place.path}{of_schema}"
-    if words := _worded(message, at, _patterns(place.given)):
+    if UNSATISFIABLE not in message and (words := _worded(message, at, _patterns(place.given))):
         return words
     reason = shortened(message).removeprefix(UNSATISFIABLE).removeprefix(": ")
     named = [name for name in place.keywords if name in reason] or place.keywords

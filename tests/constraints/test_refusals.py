@@ -143,6 +143,25 @@ def test_the_place_is_found_without_another_process(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "word", ["lexer ", "schema ", 'patternProperty regexes "', "a ::", "1(1): "]
+)
+def test_time_is_in_proportion_to_a_message(word):
+    """It may repeat a caller's expression. A search that begins again at each word would take minutes."""
+    message = word * (250_000 // len(word))
+    assert isinstance(refusals._kind_of(message), str)
+    wanted = StructuredOutputsParams(grammar=message)
+    said = refusals.in_our_words(wanted, message, lambda schema: None)
+    assert refusals.in_another_notation(wanted) is None and len(said) < 400
+
+
+def test_a_pattern_with_the_words_of_another_error_is_not_taken_for_it():
+    schema = {"type": "string", "pattern": "^oneOf constraints are not supported$", "maxLength": 3}
+    assert refusal(json=schema).startswith(
+        "Unsatisfiable schema at #: no text has all that it asks for"
+    )
+
+
+@pytest.mark.parametrize(
     "grammar, message",
     [
         ('root ::= "a" | b\nb ::= [a-z/]', "it has rules with ::=, as EBNF and GBNF do, and must be Lark; write `name"),
@@ -151,6 +170,7 @@ def test_the_place_is_found_without_another_process(monkeypatch):
         ('begin: "::="', "no rule has the name start; name the first one so"),
         ('start: word\nsome: "a"', 'line 1, column 8: unknown name: "word"; define it, or correct the name'),
         ('start: "a" )', "line 1, column 12: "),
+        (r"start: /\ba/", "line 1, column 8: "),
         ("start: /a$b/", "^ or $ stands in the middle of an expression in line 1, which"),
         (
             f'start: "x"\n  | %json {json.dumps({"items": OVERLAPPING})}',
