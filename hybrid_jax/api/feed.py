@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, own_error
 from hybrid_jax.api.outputs import RequestOutput
@@ -63,6 +64,7 @@ class Feed:
         self._closed = False
         self._expects_everything = False  # a prompt to come asks for more than tokens
 
+    @checks_arguments
     def add(
         self,
         prompts: Prompts,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, check_process
@@ -104,6 +105,7 @@ class LLM(Reader):
         (8, 'length')
     """
 
+    @checks_arguments
     def __init__(
         self,
         model: str | Path | None = None,
@@ -144,6 +146,7 @@ class LLM(Reader):
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
 
     @classmethod
+    @checks_arguments
     def from_params(
         cls,
         config: ModelConfig,
@@ -208,6 +211,7 @@ class LLM(Reader):
 
     # --- generating -------------------------------------------------------------------------------
 
+    @checks_arguments
     def generate(
         self,
         prompts: Prompts,
@@ -280,6 +284,7 @@ class LLM(Reader):
                         report(news.num_finished, len(jobs))
         return [job if isinstance(job, Exception) else job.error or read(job) for job in accepted]
 
+    @checks_arguments
     def stream(
         self,
         prompts: Prompts,
@@ -297,6 +302,7 @@ class LLM(Reader):
         """
         return self._thread.deltas(self._intake.jobs(prompts, sampling_params))
 
+    @checks_arguments
     def astream(
         self,
         prompts: Prompts,
@@ -318,6 +324,7 @@ class LLM(Reader):
         """
         return self._thread.adeltas(self._intake.later_jobs(prompts, sampling_params))
 
+    @checks_arguments
     def feed(self) -> Feed:
         """Returns a feed, to which prompts are added while others run: for prompts that come later, or are too many.
 
@@ -332,6 +339,7 @@ class LLM(Reader):
         """
         return Feed(self._thread, self._intake.jobs, self._intake.foresee)
 
+    @checks_arguments
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -373,6 +381,7 @@ class LLM(Reader):
         prompts = self._intake.conversations(messages, errors=errors, **options)
         return self._generate(prompts, sampling_params, use_tqdm, progress, errors)
 
+    @checks_arguments
     def stream_chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -394,6 +403,7 @@ class LLM(Reader):
         prompts = self._intake.conversations(messages, **options)
         return self.stream(prompts, sampling_params)
 
+    @checks_arguments
     def astream_chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -418,6 +428,7 @@ class LLM(Reader):
         prompts = self._intake.conversations(messages, **options)
         return self.astream(prompts, sampling_params)
 
+    @checks_arguments
     def render_chat(
         self,
         messages: Conversation,
@@ -456,6 +467,7 @@ class LLM(Reader):
         """The model's tokenizer; None if it came without one."""
         return self._intake.tokenizer
 
+    @checks_arguments
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `generate` makes them of a prompt.
 
@@ -471,10 +483,12 @@ class LLM(Reader):
         """
         return self._tokenizer().encode(text, add_special_tokens=add_special_tokens)
 
+    @checks_arguments
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Raises as `encode` does."""
         return self._tokenizer().decode(ids, skip_special_tokens=skip_special_tokens)
 
+    @checks_arguments
     def batch_decode(
         self, sequences: Iterable[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
@@ -549,10 +563,12 @@ class LLM(Reader):
             unread=self._unread,
         )
 
+    @checks_arguments
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""
         self._thread.ask(lambda engine: engine.reset_prefix_cache())
 
+    @checks_arguments
     def warmup(
         self,
         *,

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.intake import Errors, Intake
 from hybrid_jax.api.progress_bar import ProgressOption
@@ -40,6 +41,7 @@ class Reader:
     _thread: EngineThread
     _run: Callable[..., list[Any]]
 
+    @checks_arguments
     def score(
         self,
         prompts: Prompts,
@@ -83,6 +85,7 @@ class Reader:
         )
         return self._run(accepted, progress, "scoring", score_of, errors)
 
+    @checks_arguments
     def logprobs(
         self,
         prompts: Prompts,
@@ -152,6 +155,7 @@ class Reader:
         errors: Errors = "raise",
     ) -> list[np.ndarray]: ...
 
+    @checks_arguments
     def embed(
         self,
         prompts: Prompts,

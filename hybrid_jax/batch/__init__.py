@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
+from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
@@ -35,6 +36,7 @@ from hybrid_jax.config.checks import is_integer
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
 
 
+@checks_arguments
 def run_batch(
     input_path: str | Path,
     output_path: str | Path,
