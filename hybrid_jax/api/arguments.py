@@ -35,7 +35,7 @@ def checks_arguments(call: Function) -> Function:
 
     Example:
         >>> @checks_arguments
-        ... def embed(prompts: "str", *, normalize: "bool" = True) -> None: ...
+        ... def embed(prompts: str, *, normalize: bool = True) -> None: ...
         >>> embed("a", normalize="yes")
         Traceback (most recent call last):
         ValueError: embed: normalize must be True or False, got 'yes'; give one of these

@@ -11,9 +11,7 @@ from typing import Any, Literal, get_args
 
 from hybrid_jax.api.completions import Job, derive_seed
 from hybrid_jax.api.engine_thread import EngineThread
-from hybrid_jax.api.options import ChatOptions
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.pack import MAX_STOP_IDS
@@ -256,7 +254,7 @@ class Intake:
             As `conversation`. With errors="return" what is wrong with a conversation stands in place of its prompt.
         """
         check_errors(errors)
-        options = self._options(template)
+        options = template_options(**template)
         several = are_several(messages)
         prompts: list[Any] = []
         for index, conversation in enumerate(messages if several else [messages]):
@@ -291,14 +289,9 @@ class Intake:
             TooLong: it is far longer than the engine takes, and than `MAX_SHOWN` tokens.
             TypeError: an argument is unknown.
         """
-        return self._prompt(messages, cache_breakpoints, self._options(template), shown=MAX_SHOWN)
-
-    @staticmethod
-    def _options(template: dict[str, Any]) -> dict[str, Any]:
-        for name in template:
-            if name not in ChatOptions.__annotations__:
-                refuse_name("LLM.chat", name, ChatOptions.__annotations__, what="option")
-        return template_options(**template)
+        return self._prompt(
+            messages, cache_breakpoints, template_options(**template), shown=MAX_SHOWN
+        )
 
     def _prompt(
         self,

@@ -26,6 +26,7 @@ from hybrid_jax.text.templates import ChatTemplate, NoTemplate, quoted_strings
 from hybrid_jax.text.tokenizer_bounds import (
     called,
     check_tokenizer_bounds,
+    may_join_words,
     may_remove_much,
     without_panic,
 )
@@ -34,6 +35,8 @@ from hybrid_jax.text.tokenizer_files import read_tokenizer_files
 
 SAMPLE = "The quick brown fox, 0123456789: naïve 你好 🙂\n\tif x == [1]: {}"
 PER_TOKEN = 8  # characters of a token; more than most texts have on average
+SURPLUS = 1000  # tokens that a text of far too many has beside twice as many as fit
+LONGEST_WORD = SURPLUS  # characters of a word, of which WordPiece makes several tokens
 SECONDS_OF_A_TRIAL = 0.5  # of processor time, to render one conversation of a trial
 SECONDS_OF_TRIALS = 3.0  # for all of them
 MAX_FORMS = 64  # templates whose form is remembered
@@ -136,7 +139,8 @@ class Tokenizer:
         """Whether a text has far more tokens than `longest`, by its beginning alone.
 
         A tokenizer in the usual form makes of the beginning nearly the tokens that it makes of the whole. Twice as many
-        as fit, and more, cannot become fewer by what follows. Of any other tokenizer nothing is said.
+        as fit, and more, cannot become fewer by what follows. Of any other tokenizer nothing is said, nor of an object
+        with its own `encode`, which may do anything.
         """
         enough = beyond(longest)
         size = PER_TOKEN * enough
@@ -151,7 +155,14 @@ class Tokenizer:
     def _goes_on_as_it_begins(self) -> bool:
         """Whether no part can take away, or make one token of, a long piece of text that ends far behind its start."""
         backend = self._backend
-        if backend is None or type(backend.model).__name__ not in ("BPE", "Unigram"):
+        if backend is None:
+            return False
+        model: Any = backend.model
+        by_words = isinstance(model, tokenizers.models.WordPiece)
+        if not (by_words or isinstance(model, tokenizers.models.BPE | tokenizers.models.Unigram)):
+            return False
+        # Of a longer word it makes one token, so no word has more tokens. The cut may go through one.
+        if by_words and model.max_input_chars_per_word > LONGEST_WORD:
             return False
         try:
             states = [
@@ -160,6 +171,8 @@ class Tokenizer:
                 if part is not None
             ]
         except Exception:  # it is written in Python
+            return False
+        if by_words and any(map(may_join_words, states)):
             return False
         return not any(map(may_remove_much, states))
 
@@ -345,7 +358,7 @@ class Tokenizer:
 
 def beyond(longest: int) -> int:
     """A number of tokens so far beyond the longest sequence that it does not matter where exactly a text was cut."""
-    return 2 * longest + 1000
+    return 2 * longest + SURPLUS
 
 
 def own_copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -183,6 +183,25 @@ def may_remove_much(part: Any) -> bool:
     )
 
 
+def may_join_words(part: Any) -> bool:
+    """Whether a normalizer or a pre-tokenizer may make one word of what an expression finds, of any length.
+
+    Args:
+        part: as JSON.
+
+    Example:
+        >>> may_join_words({"type": "Split", "pattern": {"Regex": "a.*b"}, "behavior": "Isolated"})
+        True
+        >>> may_join_words({"type": "BertPreTokenizer"})
+        False
+    """
+    return any(
+        "Regex" in pattern and pattern["Regex"] not in OF_SPACES
+        for component in _components(part)
+        if isinstance(pattern := component.get("pattern"), dict)
+    )
+
+
 def without_panic(function: Callable[[], Answer]) -> Answer:
     """What a function of the library returns. A panic, which is no exception of Python's own, becomes a ValueError."""
     try:

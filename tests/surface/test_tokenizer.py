@@ -198,6 +198,11 @@ def test_places_in_a_text_are_looked_up_and_not_searched(tmp_path):
     assert tokenizer.count_within(text, ids, range(1, 100_001)) == [*range(2, 200_002, 2)]
 
 
+def word_pieces(**options):
+    pieces = {piece: id for id, piece in enumerate(["[UNK]", "b", "##a", "##d"])}
+    return models.WordPiece(pieces, unk_token="[UNK]", **options)
+
+
 @pytest.mark.parametrize(
     "part, says",
     [
@@ -208,6 +213,24 @@ def test_places_in_a_text_are_looked_up_and_not_searched(tmp_path):
         ({"pre_tokenizer": pre_tokenizers.Split(tokenizers.Regex("b.*"), "removed")}, False),
         ({"pre_tokenizer": pre_tokenizers.Split(tokenizers.Regex(" ?b+"), "isolated")}, True),
         ({"model": models.WordLevel({"a": 0}, unk_token="a")}, False),
+        ({"model": word_pieces(), "pre_tokenizer": pre_tokenizers.BertPreTokenizer()}, True),
+        ({"model": word_pieces(), "pre_tokenizer": pre_tokenizers.WhitespaceSplit()}, True),
+        # One word, of which it makes one token.
+        ({"model": word_pieces(), "pre_tokenizer": None}, False),
+        (
+            {
+                "model": word_pieces(max_input_chars_per_word=100_000),
+                "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+            },
+            False,
+        ),
+        (
+            {
+                "model": word_pieces(),
+                "pre_tokenizer": pre_tokenizers.Split(tokenizers.Regex("b.*x|b"), "isolated"),
+            },
+            False,
+        ),
     ],
 )
 def test_only_what_surely_has_more_tokens_is_far_beyond(tmp_path, part, says):
@@ -217,3 +240,18 @@ def test_only_what_surely_has_more_tokens_is_far_beyond(tmp_path, part, says):
     assert tokenizer.is_far_beyond("bad " * 50_000, 10) == says
     assert not tokenizer.is_far_beyond("bad " * 50_000, 200_000)
     assert not tokenizer.is_far_beyond("bad " * 4000, 10)  # it is soon read
+
+
+@pytest.mark.parametrize(
+    "text", ["bad " * 6000, "bad" * 20_000, "bad" * 6000 + " bad" * 2000, "b " * 9000]
+)
+@pytest.mark.parametrize("longest_word", [1, 100, 1000])
+@pytest.mark.parametrize("longest", [1, 300])
+def test_what_is_far_beyond_for_word_pieces_has_too_many_tokens(
+    tmp_path, text, longest_word, longest
+):
+    tokenizer = save_tokenizer(tmp_path)
+    tokenizer.backend.model = word_pieces(max_input_chars_per_word=longest_word)
+    tokenizer.backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if tokenizer.is_far_beyond(text, longest):
+        assert len(tokenizer.encode(text)) > 2 * longest
