@@ -11,9 +11,7 @@ from typing import Protocol
 
 from hybrid_jax.process.streams import say
 
-SPARSE = (
-    30.0  # seconds between two lines of the process at least, and before the first one about a call
-)
+SPARSE = 30.0  # seconds between two lines of the process, and before the first one about a call
 LONG_COMPILING = 1.0  # seconds; a program that is loaded from disk takes less
 
 
@@ -89,9 +87,8 @@ class PlainLines:
         write: Callable[[str], object] = say,
     ) -> None:
         self._repeat, self._clock, self._write = repeat, clock, write
-        self._shown: list[
-            tuple[Timed, float]
-        ] = []  # with the seconds before its first line; the latest one last
+        # With the seconds before its first line. The latest one is the last.
+        self._shown: list[tuple[Timed, float]] = []
         self._stop: Callable[[], object] = lambda: None
         self._last: float | None = None  # when a line was written
         self._lock = threading.RLock()  # the first look comes while the watch begins

@@ -343,7 +343,8 @@ def test_a_prompt_of_the_command_line_is_utf_8_in_every_locale():
     command = [sys.executable, "-m", "hybrid_jax", "generate", "größe", *options, "--json"]
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run(command, env=os.environ | locale, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
+    said = done.stderr.splitlines()  # on a busy machine, that it compiles
+    assert done.returncode == 0 and all(line.startswith(b"compiling ") for line in said), said
     [output] = json.loads(done.stdout.decode("ascii"))["outputs"]
     assert output["prompt_token_ids"] == list("größe".encode())
 
