@@ -10,8 +10,7 @@ cores.
 
 - The bundled model, 8 layers: cuts 6, 4 and 3; the loss KL or LM; what is trained is what later layers write and read
   with, or all their weights; data like the model's own, or English text (`--english`: a directory with .txt files, such
-  as that of the Debian package git-doc). At cut 4 also three recurrent layers that share a state, and
-  layers with an own readout.
+  as that of the Debian package git-doc). At cut 4 also three recurrent layers that share a state.
 - A model of 12 attention layers, cut 6: groups of 1, 2, 3 and 6 layers that share keys and values; and at the bytes of
   groups of 3, one KV head in each layer, or a KV head for each query head in one group (SwiftKV, arXiv 2410.03960,
   table D.1). `--dense` is where this put it:
@@ -67,7 +66,6 @@ class Study:
     data: Literal["python", "english"] = "python"
     kv_group: int = 1
     state_group: int = 1
-    own_readout: bool = False
     heads: Heads = "own"
     seed: int = 0
 
@@ -76,7 +74,6 @@ class Study:
         parts = [self.model, f"cut {self.cut}", self.loss, trained, self.data]
         parts += [f"kv group {self.kv_group}"] if self.kv_group > 1 else []
         parts += [f"state group {self.state_group}"] if self.state_group > 1 else []
-        parts += ["own readout"] if self.own_readout else []
         parts += [f"heads {self.heads}"] if self.heads != "own" else []
         return ", ".join([*parts, f"seed {self.seed}"])
 
@@ -88,7 +85,6 @@ def studies() -> Iterator[Study]:
     yield Study(4, loss="lm", data="english")
     yield Study(4, loss="lm")
     yield Study(4, state_group=3)
-    yield Study(4, own_readout=True)
     yield Study(6)
     yield Study(3)
     for group in (1, 2, 3, 6):
@@ -189,7 +185,6 @@ def carried_out(
         study.cut,
         kv_group=study.kv_group,
         state_group=study.state_group,
-        own_readout=study.own_readout,
     )
     params = cut_params(changed, config)
     goal = Goal(study.loss, all_later=study.all_later)

@@ -101,7 +101,6 @@ LONG = {
         "test_windows_of_which_some_tokens_stay_give_plain_tokens[mamba2",
     ),
     "engine/test_program_store.py": ("test_another_engine_or_model_has_programs_of_its_own",),
-    "engine/test_short_chunk.py": ("test_two_chunks_leave_what_one_leaves[with_own_readout",),
     "engine/test_sizing.py": (
         "test_the_logits_of_every_step_fit_what_is_counted_for_them[16-False",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds14",

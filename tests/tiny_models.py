@@ -200,14 +200,6 @@ def _cut_delta() -> ModelConfig:
     return with_cut(_config("with_cut", *layers[:2], *later, residual_multiplier=0.8), 2)
 
 
-def _own_readout() -> ModelConfig:
-    """Both kinds of recurrent layers that may stand after a cut, which also make a readout of their own input."""
-    layers = list(_qwen3_next().layers)
-    delta, biased = layers[0].mixers[0], replace(_MAMBA, proj_bias=True)
-    later = [_layer(delta, mlp=_MLP), _layer(biased), _layer(_ATTENTION)]
-    return with_cut(_config("with_cut", *layers[:2], *later), 2, own_readout=True)
-
-
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -225,10 +217,9 @@ MODELS = {
     "with_unknown_kind": _unknown_kind,
     "with_cut": _cut,
     "with_cut_delta": _cut_delta,
-    "with_own_readout": _own_readout,
 }
 # Another model in the middle would change the weights of those after it.
-LAST = ("with_cut", "with_cut_delta", "with_own_readout")
+LAST = ("with_cut", "with_cut_delta")
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 
 

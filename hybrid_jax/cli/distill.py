@@ -21,13 +21,6 @@ def distill(
     cut: CutOption = None,
     kv_group: KVGroupOption = 1,
     state_group: StateGroupOption = 1,
-    own_readout: Annotated[
-        bool,
-        typer.Option(
-            "--own-readout",
-            help="Recurrent layers after the cut read their states with their own input, too.",
-        ),
-    ] = False,
     source: Annotated[
         list[Path] | None,
         typer.Option(
@@ -83,7 +76,6 @@ def distill(
     if table:
         changed = {
             "--out": out_dir is not None,
-            "--own-readout": own_readout,
             "--steps": steps != train.DISTILL.steps,
             "--minutes": minutes != train.DISTILL.minutes,
             "--seed": seed != train.DISTILL.seed,
@@ -114,7 +106,6 @@ def distill(
             out_dir,
             model,
             cut=cut,
-            own_readout=own_readout,
             loss=loss,  # type: ignore[arg-type]
             all_later=all_later,
             exit_head=exit_head,

@@ -33,19 +33,16 @@ def with_cut(
     *,
     kv_group: int = 1,
     state_group: int = 1,
-    own_readout: bool = False,
 ) -> ModelConfig:
     """A model's config with a cut after its first `cut` layers; the same config if there are no later layers.
 
     Args:
         kv_group: attention layers after the cut that share keys and values.
         state_group: recurrent layers after the cut that share a state.
-        own_readout: what recurrent layers after the cut read their states with also has a part that is made of the
-            layer's own input.
 
     Raises:
         ValueError: the model has a cut, or no layer there; a layer after the cut has no such form; groups that do not
-            divide, or of layers that differ, or of gated delta nets; `own_readout` without recurrent layers there.
+            divide, or of layers that differ, or of gated delta nets.
 
     Example:
         >>> from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
@@ -58,15 +55,8 @@ def with_cut(
         raise ValueError(f"with_cut: the model has a cut after layer {config.cut} already")
     if cut == len(config.layers):
         return config
-    layers = layers_with_cut(config.layers, cut, kv_group, state_group, own_readout)
-    return replace(
-        config,
-        layers=layers,
-        cut=cut,
-        kv_group=kv_group,
-        state_group=state_group,
-        own_readout=own_readout,
-    )
+    layers = layers_with_cut(config.layers, cut, kv_group, state_group)
+    return replace(config, layers=layers, cut=cut, kv_group=kv_group, state_group=state_group)
 
 
 def with_inner_cut(config: ModelConfig, cut: int, **form: Any) -> ModelConfig:
@@ -96,7 +86,7 @@ def with_asked_cut(
 
 
 def layers_with_cut(
-    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
+    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int
 ) -> tuple[LayerSpec, ...]:
     """The layers of a model with a cut, from those of the model without.
 
@@ -123,15 +113,10 @@ def layers_with_cut(
                 )
     attention = _Groups(later, Attention, kv_group, "kv_group")
     recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
-    if own_readout and all(isinstance(mixer, Attention) for mixer in later):
-        raise ValueError(
-            f"with_cut: own_readout is for recurrent layers, and there are none after cut {cut}"
-        )
 
     def renewed(mixer: Any) -> Mixer:
-        if isinstance(mixer, Attention):
-            return replace(mixer, source=attention.next_source())
-        return replace(mixer, source=recurrent.next_source(), own_readout=own_readout)
+        groups = attention if isinstance(mixer, Attention) else recurrent
+        return replace(mixer, source=groups.next_source())
 
     changed = [
         replace(layer, mixers=tuple(renewed(mixer) for mixer in layer.mixers))
@@ -149,28 +134,23 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
     if config.cut is None:
         raise ValueError("regrouped: the model has no cut, so no layers share")
     plain = without_cuts(config.layers)
-    layers = layers_with_cut(plain, config.cut, kv_group, state_group, config.own_readout)
+    layers = layers_with_cut(plain, config.cut, kv_group, state_group)
     return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
 
 
 def without_cut(mixer: Any) -> Any:
     """A mixer as it is in the model without a cut."""
-    if source_of(mixer) == "own":
-        return mixer
-    read = {} if isinstance(mixer, Attention) else {"own_readout": False}
-    return replace(mixer, source="own", **read)
+    return mixer if source_of(mixer) == "own" else replace(mixer, source="own")
 
 
-def have_cut(
-    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int, own_readout: bool
-) -> bool:
+def have_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int) -> bool:
     """Whether the layers are those of a model with this cut.
 
     Raises:
         ValueError: as `with_cut`.
     """
     plain = without_cuts(layers)
-    return tuple(layers) == layers_with_cut(plain, cut, kv_group, state_group, own_readout)
+    return tuple(layers) == layers_with_cut(plain, cut, kv_group, state_group)
 
 
 def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:

@@ -125,7 +125,6 @@ class Mamba2:
         norm_eps: its epsilon.
         source: what x, B and dt are made of, and C. A mixer that reads the state of its group makes its C of the cut's
             output too, without a convolution.
-        own_readout: after a cut, C also has a part that is made of the layer's own input, without a convolution.
     """
 
     num_heads: int
@@ -140,14 +139,10 @@ class Mamba2:
     norm_groups: int = 1
     norm_eps: float = 1e-5
     source: Source = "own"
-    own_readout: bool = False
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "head_dim", "state_size", "num_groups", "norm_groups")
         one_of(self, "source", SOURCES)
-        must(
-            self, "own_readout", self.source != "own" or not self.own_readout, "False before a cut"
-        )
         multiple(self, "num_heads", "num_groups", "its groups")
         multiple(self, "inner_size", "norm_groups", "its groups")
         must(self, "conv_width", self.conv_width >= 2, "at least 2")
@@ -229,7 +224,6 @@ class GatedDelta:
         conv_bias: its bias.
         norm_eps: epsilon of the RMS norm over each head of the output, which comes before the gate.
         source: what v, k, the rates, and q are made of.
-        own_readout: after a cut, q also has a part that is made of the layer's own input, without a convolution.
     """
 
     num_key_heads: int
@@ -240,13 +234,9 @@ class GatedDelta:
     conv_bias: bool = False
     norm_eps: float = 1e-6
     source: Literal["own", "cut"] = "own"
-    own_readout: bool = False
 
     def __post_init__(self) -> None:
         one_of(self, "source", ("own", "cut"))
-        must(
-            self, "own_readout", self.source != "own" or not self.own_readout, "False before a cut"
-        )
         positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim")
         multiple(self, "num_value_heads", "num_key_heads")
         must(self, "conv_width", self.conv_width >= 2, "at least 2")

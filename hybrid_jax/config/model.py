@@ -42,7 +42,6 @@ class ModelConfig:
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
         kv_group, state_group: how many attention layers after the cut share keys and values, and how many recurrent
             layers there share a state.
-        own_readout: what recurrent layers after the cut read their states with is also made of their own input.
         exit_head: there is a head on the output of the cut, which drafts; False unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
@@ -74,7 +73,6 @@ class ModelConfig:
     cut: int | None = None
     kv_group: int = 1
     state_group: int = 1
-    own_readout: bool = False
     exit_head: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -102,11 +100,10 @@ class ModelConfig:
         if self.cut is None:
             sources = [source_of(mixer) for layer in self.layers for mixer in layer.mixers]
             alone = set(sources) <= {"own"} and self.kv_group == self.state_group == 1
-            alone &= not self.own_readout
             must(self, "cut", alone, "given if layers write from it; use config.cut.with_cut")
             must(self, "exit_head", not self.exit_head, "False without a cut")
             return
-        form = (self.cut, self.kv_group, self.state_group, self.own_readout)
+        form = (self.cut, self.kv_group, self.state_group)
         good = have_cut(self.layers, *form)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
         must(self, "layers", good, what, "others")
@@ -144,7 +141,6 @@ class ModelConfig:
             cut=None,
             kv_group=1,
             state_group=1,
-            own_readout=False,
             exit_head=False,
         )
 

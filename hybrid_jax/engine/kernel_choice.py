@@ -105,14 +105,14 @@ def choose_steps(
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
     if engine.kernels == "auto" and unsupported is not None:
         return "xla"
-    return steps_on(device, config, engine)
+    return steps_on(device, engine)
 
 
 def why_unsupported(
     config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: Device | None = None
 ) -> str | None:
     """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
-    reasons = [why_no_kernels(device, config, engine)]
+    reasons = [why_no_kernels(device, engine)]
     reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))

@@ -145,7 +145,7 @@ def model_facts(
         "device": device.name,
         "machine_bytes": device.num_bytes,
         "total_bytes": device.total_bytes,
-        "kernels": steps_on(device, config, engine),
+        "kernels": steps_on(device, engine),
         "scanned_by_triton": scanned_by_triton(config),
         "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
         "temporary_bytes": room.temporary_bytes,

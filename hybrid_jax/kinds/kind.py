@@ -58,15 +58,11 @@ def all_weights(tree: Weights) -> list[Weight]:
     return found
 
 
-OWN_READOUT = "own_readout"
-
-
 class Parts(NamedTuple):
     """The parts of a mixer's projection by name, with their columns, in order.
 
     Attributes:
-        own: of the layer's own input, which the mixer's own weights make. One named `OWN_READOUT` is added to the
-            readout.
+        own: of the layer's own input, which the mixer's own weights make.
         written: of the cut's output.
         readout: the name of the part of `written` that a state is only read with; None if there is none.
     """
@@ -81,8 +77,7 @@ def split_parts(whole: dict[str, int], readout: str, spec: Any) -> Parts:
     if spec.source == "own":
         return Parts(whole, {})
     written = [readout] if spec.source == "group" else [name for name in whole if name != "z"]
-    own = {"z": whole["z"]} | ({OWN_READOUT: whole[readout]} if spec.own_readout else {})
-    return Parts(own, {name: whole[name] for name in written}, readout)
+    return Parts({"z": whole["z"]}, {name: whole[name] for name in written}, readout)
 
 
 def without_state(tree: Weights) -> Weights:

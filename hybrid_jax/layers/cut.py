@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,28 +69,15 @@ def zeros_like_own(h: CutInput, columns: int) -> jax.Array:
     return jnp.zeros((*h.projected.shape[:-1], columns), h.projected.dtype)
 
 
-def gates_of(
-    params: dict, h: CutInput, columns: int, spec: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    """What a recurrent mixer after a cut makes of its own input: its gates, and what it adds to its readout.
+def gates_of(params: dict, h: CutInput, columns: int) -> jax.Array:
+    """The gates [B, T, columns] of a recurrent mixer after a cut; zeros if it only writes.
 
     Args:
-        params: with in_proj [D, gates | readout] and optional in_bias. columns: of the gates.
-
-    Returns:
-        [B, T, columns], zeros if the mixer only writes; [B, T, n], None if nothing is added.
+        params: with in_proj [D, columns] and optional in_bias.
     """
     if h.own is None:
-        return zeros_like_own(h, columns), None
-    made = linear(h.own, params["in_proj"], params.get("in_bias"))
-    return (made[..., :columns], made[..., columns:]) if spec.own_readout else (made, None)
-
-
-def add_to_readout(columns: jax.Array, own: jax.Array | None) -> jax.Array:
-    """Adds to the last columns, which a state is read with, what a mixer makes of its own input, if it does."""
-    if own is None:
-        return columns
-    return columns.at[..., -own.shape[-1] :].add(own.astype(columns.dtype))
+        return zeros_like_own(h, columns)
+    return linear(h.own, params["in_proj"], params.get("in_bias"))
 
 
 def within_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:

@@ -17,7 +17,6 @@ from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.cut import (
     CutInput,
     MixerInput,
-    add_to_readout,
     dtype_of,
     gates_of,
     size_of,
@@ -46,15 +45,13 @@ class Records(NamedTuple):
 class Inputs(NamedTuple):
     """Outputs of in_proj.
 
-    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. dt, beta: float32[B, T, M]. own: [B, T, G R] what is added
-    to q in front of its activation; None for nothing.
+    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. dt, beta: float32[B, T, M].
     """
 
     z: jax.Array
     vkq: jax.Array
     dt: jax.Array
     beta: jax.Array
-    own: jax.Array | None = None
 
 
 class Convolved(NamedTuple):
@@ -71,15 +68,14 @@ class Convolved(NamedTuple):
 def project(params: dict, h: MixerInput, spec: GatedDelta) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs: dt = softplus(a + dt_bias), beta = sigmoid(b)."""
     sizes = (spec.value_size, spec.conv_size, spec.num_value_heads)
-    own = None
     if isinstance(h, CutInput):
-        z, own = gates_of(params, h, spec.value_size, spec)
+        z = gates_of(params, h, spec.value_size)
         vkq, a, b = jnp.split(h.written, [sizes[1], sizes[1] + sizes[2]], axis=-1)
     else:
         projected = linear(h, params["in_proj"])
         z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
     dt = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
-    return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)), own)
+    return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
 
 
 def layout_of(spec: GatedDelta) -> ProjectionLayout:
@@ -104,11 +100,10 @@ def convolve(params: dict, columns: jax.Array) -> jax.Array:
     return depthwise(columns, params["conv"], params.get("conv_bias"))
 
 
-def activate(convolved: jax.Array, inputs: Inputs, spec: GatedDelta) -> Convolved:
-    """SiLU of what `convolve` gives; then k of length 1, q of length R^-1/2."""
-    y, dtype = add_to_readout(convolved, inputs.own), inputs.vkq.dtype
+def activate(convolved: jax.Array, dtype: jnp.dtype, spec: GatedDelta) -> Convolved:
+    """SiLU of what `convolve` gives, in `dtype`; then k of length 1, q of length R^-1/2."""
     v, k, q = jnp.split(
-        jax.nn.silu(y).astype(dtype),
+        jax.nn.silu(convolved).astype(dtype),
         [spec.value_size, spec.record_size],
         axis=-1,
     )
@@ -180,11 +175,10 @@ def scan(
         `lengths`.
     """
     valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
-    inputs = project(params, h, spec)
-    z, raw, dt, beta, _ = inputs
+    z, raw, dt, beta = project(params, h, spec)
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
-    v, k, q = activate(convolve(params, columns), inputs, spec)
+    v, k, q = activate(convolve(params, columns), raw.dtype, spec)
     y, u, state = gated_delta_scan(
         *(q, k, v.astype(jnp.float32), dt * decay_rates(params), beta),
         initial_state=state,

@@ -18,7 +18,6 @@ from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.cut import (
     CutInput,
     MixerInput,
-    add_to_readout,
     dtype_of,
     gates_of,
     size_of,
@@ -44,14 +43,12 @@ class Records(NamedTuple):
 class Inputs(NamedTuple):
     """Outputs of in_proj.
 
-    z: [B, T, M P] gates. xBC: [B, T, E] convolution inputs. dt: float32[B, T, M] step sizes. own: [B, T, G R] what is
-    added to C in front of its activation; None for nothing.
+    z: [B, T, M P] gates. xBC: [B, T, E] convolution inputs. dt: float32[B, T, M] step sizes.
     """
 
     z: jax.Array
     xBC: jax.Array
     dt: jax.Array
-    own: jax.Array | None = None
 
 
 class SharedInputs(NamedTuple):
@@ -70,22 +67,20 @@ class SharedInputs(NamedTuple):
 
 def project(params: dict, h: MixerInput, spec: Mamba2) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
-    own = None
     if isinstance(h, CutInput):
-        z, own = gates_of(params, h, spec.inner_size, spec)
+        z = gates_of(params, h, spec.inner_size)
         xBC, dt = jnp.split(h.written, [spec.conv_size], axis=-1)
     else:
         projected = linear(h, params["in_proj"], params.get("in_bias"))
         ends = [spec.inner_size, spec.inner_size + spec.conv_size]
         z, xBC, dt = jnp.split(projected, ends, axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
-    return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits), own)
+    return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits))
 
 
 def gates_and_readout(params: dict, h: CutInput, spec: Mamba2) -> tuple[jax.Array, jax.Array]:
     """z [B, T, M P] and C [B, T, G, R] of a mixer that reads the state of its group."""
-    z, own = gates_of(params, h, spec.inner_size, spec)
-    C = jax.nn.silu(add_to_readout(h.written, own))
+    z, C = gates_of(params, h, spec.inner_size), jax.nn.silu(h.written)
     return z, C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
 
 
@@ -94,10 +89,9 @@ def convolve(params: dict, columns: jax.Array) -> jax.Array:
     return depthwise(columns, params["conv"], params.get("conv_bias"))
 
 
-def activate(convolved: jax.Array, inputs: Inputs) -> jax.Array:
-    """x, B and C [B, T, E]: SiLU of what `convolve` gives."""
-    y = add_to_readout(convolved, inputs.own)
-    return jax.nn.silu(y).astype(inputs.xBC.dtype)
+def activate(convolved: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """x, B and C [B, T, E]: SiLU of what `convolve` gives, in `dtype`."""
+    return jax.nn.silu(convolved).astype(dtype)
 
 
 def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2) -> jax.Array:
@@ -172,11 +166,10 @@ def scan(
         `lengths`.
     """
     valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
-    inputs = project(params, h, spec)
-    z, raw, dt, _ = inputs
+    z, raw, dt = project(params, h, spec)
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
-    xBC = activate(convolve(params, columns), inputs)
+    xBC = activate(convolve(params, columns), raw.dtype)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
     x, B = split_records(xB, layout_of(spec))
     C = C.reshape(B.shape)
@@ -207,11 +200,11 @@ def write(
 ) -> SharedInputs:
     """What the first mixer of a group writes of whole sequences; arguments as for `whole`."""
     _, conv = _nothing(h, spec)
-    inputs = project(params, h, spec)
-    xBC = activate(convolve(params, jnp.concatenate([conv, inputs.xBC], axis=1)), inputs)
+    _, raw, dt = project(params, h, spec)
+    xBC = activate(convolve(params, jnp.concatenate([conv, raw], axis=1)), raw.dtype)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
     x, B = split_records(xB, layout_of(spec))
-    return SharedInputs(x, B, inputs.dt, decay_rates(params), C.reshape(B.shape))
+    return SharedInputs(x, B, dt, decay_rates(params), C.reshape(B.shape))
 
 
 def read_whole(
@@ -224,7 +217,7 @@ def read_whole(
 ) -> jax.Array:
     """What a mixer reads of what its group shares: [B, T, D]; the other arguments as for `whole`."""
     if spec.source == "cut":
-        z, C = gates_of(params, h, spec.inner_size, spec)[0], shared.C
+        z, C = gates_of(params, h, spec.inner_size), shared.C
     else:
         z, C = gates_and_readout(params, h, spec)
     return read(params, z, shared._replace(C=C), _nothing(h, spec)[0], lengths, spec)

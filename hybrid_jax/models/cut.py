@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention, Mixer, ModelConfig, source_of
 from hybrid_jax.config.cut import without_cut
 from hybrid_jax.config.model import Place
-from hybrid_jax.kinds.kind import OWN_READOUT, without_state
+from hybrid_jax.kinds.kind import without_state
 from hybrid_jax.kinds.table import kind_of, model_weights
 
 # Parts of a mixer's projection, by name: [D + 1, columns], the last row being the biases or zeros.
@@ -98,9 +98,6 @@ def _folded(parts: PartWeights, gain: jax.Array) -> PartWeights:
 def _reader(weights: dict, mixer: Mixer) -> dict:
     """The weights that a mixer after a cut keeps."""
     parts, own = _parts(weights, mixer), kind_of(mixer).parts(mixer).own
-    if OWN_READOUT in own:  # which adds nothing before any training
-        some = next(iter(parts.values()))
-        parts[OWN_READOUT] = jnp.zeros((len(some), own[OWN_READOUT]), some.dtype)
     matrix, bias = kind_of(mixer).projection
     joined = jnp.concatenate([parts[name] for name in own], axis=1)
     kept = weights | {matrix: joined[:-1]} | ({bias: joined[-1]} if bias in weights else {})

@@ -43,8 +43,9 @@ STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`
 FETCH_ORIGINAL = "fetch the original model, in safetensors and not quantised"
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
-OWN_READOUT = "own_readout"  # as `with_cut` takes it
 EXIT_HEAD = "exit_head"  # true if there is a head on the cut
+# Fields that stored models may still have, with the only value that is read: the one that changes nothing.
+FORMER_FIELDS = {"own_readout": False}
 
 
 class CheckpointNotFound(FileNotFoundError, ValueError):
@@ -231,14 +232,27 @@ def stored_cut(folder: Path, config: ModelConfig, *, exit_head: bool = False) ->
         )
     try:
         numbers = {name: natural(values.get(name), name, least=1) for name in CUT_NUMBERS}
-        readout = values.get(OWN_READOUT)
-        if not isinstance(readout, bool):
-            raise ValueError(f"{OWN_READOUT} must be true or false, got {readout!r}")
-        found = with_cut(config, numbers.pop("cut"), **numbers, own_readout=readout)
+        without_former_fields(values)
+        found = with_cut(config, numbers.pop("cut"), **numbers)
         return dataclasses.replace(found, exit_head=exit_head)
     except ValueError as error:
         text = str(error).removeprefix("with_cut: ")
         raise ValueError(f"{folder / CUT_FILE}: {text}") from error
+
+
+def without_former_fields(fields: dict) -> dict:
+    """The fields that models have today, of those that are stored.
+
+    Raises:
+        ValueError: one that models no longer have asks for something.
+    """
+    for name, value in FORMER_FIELDS.items():
+        if fields.get(name, value) != value:
+            raise ValueError(
+                f"{name} is no longer supported, since it gained nothing, got {fields[name]!r}; make the model again "
+                "without it, as with `hybrid-jax distill`"
+            )
+    return {name: value for name, value in fields.items() if name not in FORMER_FIELDS}
 
 
 # --- a `ModelConfig` as JSON: each dataclass is an object whose "type" names its class ---------------
@@ -274,7 +288,7 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     types = {cls.__name__: cls for cls in (*KINDS, LayerSpec, ModelConfig, Rope, RopeScaling)}
-    fields = dict(value)
+    fields = without_former_fields(value)
     name = fields.pop("type", None)
     if not isinstance(name, str) or name not in types:
         raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(types))}")

@@ -93,21 +93,19 @@ class Room:
         return f"use a smaller model or a {larger} with at least {needed}"
 
 
-def steps_on(device: Device, model: ModelConfig, engine: EngineConfig) -> str:
+def steps_on(device: Device, engine: EngineConfig) -> str:
     """What steps are made of on a device: "xla" or "pallas".
 
     Some models have sizes that the kernels cannot take. The engine finds these, and sizing does not.
     """
     if engine.kernels != "auto":
         return engine.kernels
-    runs = device.runs_kernels and why_no_kernels(device, model, engine) is None
+    runs = device.runs_kernels and why_no_kernels(device, engine) is None
     return "pallas" if runs else "xla"
 
 
-def why_no_kernels(device: Device | None, model: ModelConfig, engine: EngineConfig) -> str | None:
-    """What a model or its settings ask for that no kernel does, whatever their sizes; None if there is nothing."""
-    if model.own_readout:
-        return "there are no kernels for layers after a cut that also make a readout of their own input"
+def why_no_kernels(device: Device | None, engine: EngineConfig) -> str | None:
+    """What settings ask for that no kernel does on a device; None if there is nothing."""
     capability = None if device is None else device.capability
     if engine.kv_cache_dtype == "fp8" and capability in BEFORE_FP8:
         return f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"
@@ -145,7 +143,7 @@ def find_room(
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
     if kernels is None:
-        kernels = steps_on(device, model, engine) == "pallas"
+        kernels = steps_on(device, engine) == "pallas"
     temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
     limit = None
     if device.num_bytes is not None:

@@ -173,7 +173,6 @@ def distill(
     cut: int,
     kv_group: int = 1,
     state_group: int = 1,
-    own_readout: bool = False,
     loss: Literal["kl", "lm"] = "kl",
     hidden: float = 0.0,
     all_later: bool = False,
@@ -201,7 +200,6 @@ def distill(
         cut: layers that the tokens of prompts go through.
         kv_group, state_group: how many attention layers after the cut share keys and values, and how many recurrent
             layers there share a state.
-        own_readout: what recurrent layers after the cut read their states with is also made of their own input.
         loss: "kl" is the KL divergence of the teacher's distribution from the model's, both at temperature 2; "lm" is
             the cost of the tokens that follow.
         hidden: weight of the squared distance of the hidden states in front of the last layer, beside the loss.
@@ -243,7 +241,6 @@ def distill(
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,
-        own_readout=own_readout,
         exit_head=exit_head,
         goal=Goal(loss, hidden, all_later),
         resume=resume,

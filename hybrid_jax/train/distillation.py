@@ -87,7 +87,6 @@ def train(
     cut: int,
     kv_group: int,
     state_group: int,
-    own_readout: bool,
     exit_head: bool,
     goal: Goal,
     resume: bool,
@@ -98,7 +97,7 @@ def train(
     stored = load_config(model)
     base = replace(stored, dtype="float32")
     groups = {"kv_group": kv_group, "state_group": state_group}
-    config = with_inner_cut(base, cut, **groups, own_readout=own_readout)
+    config = with_inner_cut(base, cut, **groups)
     config = replace(config, exit_head=exit_head)
     training = Training(out_dir, options, sources, progress, *reading(model, sources))
     _, teacher = load_model(model, dtype="float32")
@@ -136,7 +135,7 @@ def train(
     lost = [found["nats"] - found["teacher_nats"] for found in results.values()]
     about = (training.corpus, training.options, at, training.sources)
     recovered = {"recovered": round(1 - lost[1] / lost[0], 4) if lost[0] else None}
-    more = {"cut": cut} | groups | {"own_readout": own_readout, "exit_head": exit_head}
+    more = {"cut": cut} | groups | {"exit_head": exit_head}
     told = more | goal._asdict()
     record = training_record(
         config, after, *about, results | recovered, command="distill", more=told

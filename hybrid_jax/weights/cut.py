@@ -21,7 +21,6 @@ from hybrid_jax.models.files import (
     CUT_FILE,
     CUT_NUMBERS,
     EXIT_HEAD,
-    OWN_READOUT,
     CheckpointNotFound,
     stored_cut,
 )
@@ -105,7 +104,7 @@ def save_cut(
     partial.write_bytes(save(stored | base_samples(base_params)))  # by the user's umask
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
-    names = (*CUT_NUMBERS, OWN_READOUT, EXIT_HEAD)
+    names = (*CUT_NUMBERS, EXIT_HEAD)
     values = {"base": link} | {name: getattr(config, name) for name in names}
     (folder / CUT_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 

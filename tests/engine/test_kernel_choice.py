@@ -72,21 +72,6 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
     assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
 
 
-@pytest.mark.parametrize(
-    "name, reason",
-    [
-        (
-            "with_own_readout",
-            "no kernels for layers after a cut that also make a readout of their",
-        ),
-    ],
-)
-def test_forms_of_layers_after_a_cut_without_kernels_are_named(name, reason):
-    with pytest.raises(NotImplementedError, match=reason):
-        engine_on("pallas", name)
-    assert steps_of(name, HOPPER) == "xla"  # so sizing counts what XLA's steps take
-
-
 def test_unknown_kernels_are_refused():
     with pytest.raises(ValueError, match="kernels must be one of .* got 'triton'"):
         EngineConfig(kernels="triton")

@@ -24,7 +24,7 @@ from hybrid_jax.weights import BUNDLED
 from hybrid_jax.weights.load import load_config
 from tests.engine.test_walk import ROWS, prompt_chunk, setting
 
-NAMES = ["with_cut", "with_cut_delta", "with_own_readout"]
+NAMES = ["with_cut", "with_cut_delta"]
 TOLERANCE = 1e-5
 
 

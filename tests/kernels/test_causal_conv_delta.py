@@ -78,11 +78,10 @@ def test_windows_give_what_the_layer_makes_of_the_whole_sequence(
 
     @jax.jit
     def layer(projected):
-        made = gated_delta.project(params, projected, spec)
-        _, raw, dt, beta, _ = made
+        _, raw, dt, beta = gated_delta.project(params, projected, spec)
         before = floats(inputs["conv"])[0, :3, : SMALL.history]
         columns = jnp.concatenate([before, raw], axis=1)
-        v, k, q = gated_delta.activate(gated_delta.convolve(params, columns), made, spec)
+        v, k, q = gated_delta.activate(gated_delta.convolve(params, columns), raw.dtype, spec)
         records = gated_delta.join_records(v, k, dt)
         return {"v": v, "q": q, "beta": beta}, k, records
 

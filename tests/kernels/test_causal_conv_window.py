@@ -213,12 +213,16 @@ class TestImplementation:
 
         @jax.jit
         def layer(h):
-            made = mamba2.project(params, h, spec)
-            _, raw, dt, _ = made
+            _, raw, dt = mamba2.project(params, h, spec)
             before = floats(inputs["conv"])[0, :3, : SMALL.history]
             columns = jnp.concatenate([before, raw], axis=1)
             projected = jnp.einsum("btd,dp->btp", h, params["in_proj"])
-            return projected, mamba2.activate(mamba2.convolve(params, columns), made), dt, columns
+            return (
+                projected,
+                mamba2.activate(mamba2.convolve(params, columns), raw.dtype),
+                dt,
+                columns,
+            )
 
         projected, xBC, dt, columns = layer(h)
         rings = {name: inputs[name] for name in ("conv", "xB", "dt")}

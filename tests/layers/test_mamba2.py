@@ -205,10 +205,9 @@ def decode(params, h, state, conv, ring: Records, count, num_valid, spec: Mamba2
     folded = mamba2.fold(mamba2.decay_rates(params), state, ring, jnp.where(full, GRAIN, 0), spec)
     state = jnp.where(full[:, None, None, None], folded, state)
     count = jnp.where(full, 0, count)
-    made = mamba2.project(params, h, spec)
-    z, raw, dt, _ = made
+    z, raw, dt = mamba2.project(params, h, spec)
     columns = jnp.concatenate([conv, raw], axis=1)
-    xBC = mamba2.activate(mamba2.convolve(params, columns), made)
+    xBC = mamba2.activate(mamba2.convolve(params, columns), raw.dtype)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
 
     def store(ring, new, start):
@@ -303,9 +302,10 @@ def test_a_token_of_a_window_has_the_same_bits_alone_and_together(spec):
     def window(h, num_valid):
         valid = (jnp.arange(GRAIN) < num_valid[:, None])[..., None]
         h = jnp.where(valid, h, 0)
-        made = mamba2.project(params, h, spec)
-        z, raw, dt, _ = made
-        xBC = mamba2.activate(mamba2.convolve(params, jnp.concatenate([conv, raw], axis=1)), made)
+        z, raw, dt = mamba2.project(params, h, spec)
+        xBC = mamba2.activate(
+            mamba2.convolve(params, jnp.concatenate([conv, raw], axis=1)), raw.dtype
+        )
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x, starts = xBC[..., : spec.inner_size], jnp.zeros(3, jnp.int32)
         return window_of(params, z, C, x, state, Records(xB, dt), starts, num_valid, spec)
@@ -338,12 +338,12 @@ def test_a_bfloat16_mixer_keeps_its_dtype(spec):
 
     @jax.jit
     def window(params, h, state, columns, records):
-        made = mamba2.project(params, h, spec)
-        xBC = mamba2.activate(mamba2.convolve(params, columns), made)[:, 32:]
+        z, raw, _ = mamba2.project(params, h, spec)
+        xBC = mamba2.activate(mamba2.convolve(params, columns), raw.dtype)[:, 32:]
         C, x = xBC[..., spec.record_size :], xBC[..., : spec.inner_size]
         ring = Records(records.xB[:, 32:], records.dt[:, 32:])
         starts = jnp.zeros(2, jnp.int32)
-        return window_of(params, made.z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
+        return window_of(params, z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
 
     windowed = window(params, h, state, columns, records)
     assert windowed.dtype == jnp.bfloat16

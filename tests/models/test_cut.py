@@ -102,26 +102,10 @@ def test_layers_with_the_same_keys_may_share_them():
     assert float(jnp.abs(other - want).max()) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["with_two_shapes", "qwen3_next"])
-def test_a_readout_of_the_own_input_begins_with_nothing(name):
-    config, params = tiny_model(name)
-    plain, own = with_cut(config, 1), with_cut(config, 1, own_readout=True)
-    want, found = cut_params(params, plain), cut_params(params, own)
-    same = logits(want, tokens(), plain)
-    np.testing.assert_allclose(logits(found, tokens(), own), same, atol=1e-5)
-    assert own.later == plain.later and own != plain
-    for index in own.later:
-        for mixer in found["layers"][index].get("mixers", ()):
-            if "in_proj" in mixer:
-                mixer["in_proj"] = mixer["in_proj"].at[:, -4:].add(0.3)
-    assert float(jnp.abs(logits(found, tokens(), own) - same).max()) > 1e-3
-
-
-@pytest.mark.parametrize("own_readout", [False, True])
-def test_a_shared_state_is_the_recurrence_of_the_first_layer(own_readout):
+def test_a_shared_state_is_the_recurrence_of_the_first_layer():
     """The second layer's output, token by token: its own C, gate, skip and projection on the first one's state."""
     plain = stack(ATTENTION, MAMBA, MAMBA)
-    config = with_cut(plain, 1, state_group=2, own_readout=own_readout)
+    config = with_cut(plain, 1, state_group=2)
     params = spread(random_params(config, 0))
     first, second = (params["layers"][place]["mixers"][0] for place in (1, 2))
     inputs = jax.random.normal(jax.random.key(2), (TOKENS, config.width))
@@ -138,8 +122,6 @@ def test_a_shared_state_is_the_recurrence_of_the_first_layer(own_readout):
     x, B = x.reshape(TOKENS, 6, 4), jnp.repeat(B.reshape(TOKENS, 2, 8), 3, axis=1)
     made = own @ second["in_proj"] + second["in_bias"]
     z = made[:, : sizes[0]]
-    if own_readout:
-        C2 = C2 + made[:, sizes[0] :]
     C2 = jnp.repeat(jax.nn.silu(C2).reshape(TOKENS, 2, 8), 3, axis=1)
     dt = jax.nn.softplus(dt + first["dt_bias"])
     state, want = jnp.zeros((6, 4, 8)), []
@@ -187,7 +169,6 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
         ("llama", {"cut": 1, "state_group": 2}, "state_group must divide .*, 0, got 2"),
         ("llama", {"cut": 1, "kv_group": 0}, "kv_group must divide .* after the cut, 1, got 0"),
         ("with_cut", {"cut": 1}, "has a cut after layer 2 already"),
-        ("llama", {"cut": 1, "own_readout": True}, "for recurrent layers, .* none after cut 1"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused(name, settings, message):

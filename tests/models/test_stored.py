@@ -54,6 +54,13 @@ def test_config_of_no_family_survives_json():
     assert from_json(to_json(config)) == config
 
 
+def test_a_former_field_is_read_where_it_changed_nothing():
+    data = to_json(config_of(GOLDENS[0]))
+    assert from_json(data | {"own_readout": False}) == config_of(GOLDENS[0])
+    with pytest.raises(ValueError, match="own_readout is no longer supported, .* got True"):
+        from_json(data | {"own_readout": True})
+
+
 def test_unknown_parts_of_a_stored_config_are_named():
     data = to_json(config_of(GOLDENS[0]))
     with pytest.raises(ValueError, match="ModelConfig has no field 'colour'"):

@@ -206,7 +206,7 @@ MISTAKES = [
     ("distill --out IN/out", "--cut is missing; --table shows what each cut would"),
     ("distill --cut 4", "--out is missing; --table shows what each cut would"),
     ("distill --table --out IN/out", "--table trains nothing, so it takes no --out"),
-    ("distill --table --steps 4 --own-readout", "--table trains nothing, so it takes no --own-readout and no --steps"),
+    ("distill --table --steps 4 --out IN/out", "--table trains nothing, so it takes no --out and no --steps"),
     ("distill --cut 0 --out IN/out", "--cut must be at least 1 and below the number of layers, 8, got 0"),
     ("distill --cut 8 --out IN/out", "--cut must be below the number of layers, 8, got 8"),
     ("distill --cut 4 --state-group 2 --out IN/out", "--state-group must divide the number of recurrent"),

@@ -752,7 +752,7 @@ def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
         "hybrid_jax.train.distill", lambda *where, **given: calls.append((where, given)) or record
     )
     wanted = ("distill", "--cut", 4, "--state-group", 3, "--out", tmp_path, "--data", "texts")
-    more = ("--data", "more", "--own-readout")
+    more = ("--data", "more")
     code, out, err = run(*wanted, *more, "--loss", "lm", "--minutes", 2)
     assert code == 0
     [(where, given)] = calls
@@ -761,7 +761,6 @@ def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
         "cut": 4,
         "kv_group": 1,
         "state_group": 3,
-        "own_readout": True,
         "loss": "lm",
         "all_later": False,
         "exit_head": False,

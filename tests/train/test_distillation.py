@@ -190,7 +190,6 @@ def test_a_stored_tensor_that_no_later_layer_has_is_named(model, sources, tmp_pa
 def test_a_head_on_the_cut_is_trained_and_drafts(model, sources, tmp_path):
     settings = FEW | {"sources": sources, "cut": 2, "steps": 20}
     record = distill(tmp_path / "exit", model, exit_head=True, **settings)
-    assert record["own_readout"] is False
     before, after = (record["held_out"][name] for name in ("untrained", "trained"))
     assert after["exit_kl"] < before["exit_kl"] and 0 < after["exit_agreement"] <= 1
     plain = distill(tmp_path / "plain", model, **settings)
@@ -354,5 +353,5 @@ def test_ctrl_c_saves_the_step_and_the_same_call_goes_on(model, sources, tmp_pat
 
 def test_a_record_has_the_call_that_made_it(model, sources, tmp_path):
     record = distill(tmp_path, model, **FEW | {"sources": sources, "cut": 2, "steps": 1})
-    assert "cut=2, kv_group=1, state_group=1, own_readout=False" in record["command"]
+    assert "cut=2, kv_group=1, state_group=1" in record["command"]
     assert "loss='kl'" in record["command"]

@@ -33,7 +33,8 @@ class GatedDeltaRecurrence(ReplayRecurrence):
     def window(
         self, params: dict, convolved: jax.Array, rest: Inputs, past: Past, spec: GatedDelta
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
-        (v, k, q), rows = gated_delta.activate(convolved, rest, spec), past.plan.rows
+        rows = past.plan.rows
+        v, k, q = gated_delta.activate(convolved, rest.vkq.dtype, spec)
         # The ring gets the new keys and decays first: what the tokens write follows from these.
         new = gated_delta.join_records(jnp.zeros_like(v), k, rest.dt)
         ring, _ = past.join(new._asdict())

@@ -39,7 +39,7 @@ class Mamba2Recurrence(ReplayRecurrence):
         spec: Mamba2,
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
         plan, rows = past.plan, past.plan.rows
-        xBC = mamba2.activate(convolved, rest)
+        xBC = mamba2.activate(convolved, rest.xBC.dtype)
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x = xBC[..., : spec.inner_size]
         ring, entries = past.join({"xB": xB, "dt": rest.dt})
