@@ -33,7 +33,7 @@ import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
 from random_models import nemotron_model
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.costs import state_elements
 from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.engine.drafters.table import DRAFTERS
@@ -477,7 +477,7 @@ def memory() -> list[dict]:
     for drafts in (0, 2, 4, 8):
         speculation = SpeculationConfig(num_tokens=drafts) if drafts else None
         engine = replace(settings, speculation=speculation)
-        sizes = split_memory(config, engine, make_geometry(config, engine), kernels=True)
+        sizes = split_memory(config, engine, make_geometry(config, engine), backend=PALLAS)
         found.append(
             {
                 "case": "bytes a row of the 7B hybrid",

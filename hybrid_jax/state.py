@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, ModelConfig, SpeculationConfig, source_of
+from hybrid_jax.config import XLA, Attention, Backend, ModelConfig, SpeculationConfig, source_of
 from hybrid_jax.geometry import ArraySpec, Geometry, KVPlace, StatePlace, ring_specs, table_specs
 
 
@@ -21,17 +21,13 @@ class Model:
     """What a step is specialised on; hashable, and static under jit.
 
     Attributes:
-        kernels: "xla" or "pallas": the implementation in `pallas_kernels` of which the step is made.
-        scan, sampling: which kernels scan prompts, and which draw tokens, if the step is made of kernels: "pallas" or
-            "triton".
+        backend: what the step is made of.
         speculation: how drafts of the next tokens are made and judged; None for plain decoding.
     """
 
     config: ModelConfig
     geometry: Geometry
-    kernels: str = "xla"
-    scan: str = "pallas"
-    sampling: str = "pallas"
+    backend: Backend = XLA
     speculation: SpeculationConfig | None = None
 
     @functools.cached_property
@@ -50,11 +46,6 @@ class Model:
         for first, *others in self.config.groups_after_cut:
             found |= dict.fromkeys(others, found[first])
         return found
-
-    @property
-    def sampler(self) -> str:
-        """What draws tokens: "xla", "pallas" or "triton"."""
-        return self.sampling if self.kernels == "pallas" else "xla"
 
     @property
     def activation_dtype(self) -> jnp.dtype:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_jax.byte_sizes import counted, format_size
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
 from hybrid_jax.sizing.budget import MemorySplit
@@ -25,7 +25,6 @@ TRITON = {
     ("sampling",): "tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}",
     (): "prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}",
 }
-KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
 def overview(
@@ -61,8 +60,8 @@ def overview(
         "penalties and biases",
         "sequences": f"up to {engine.max_model_len} tokens, {config.max_rows} at a time",
         "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
-        f"and dispatch, made of {KERNEL_WORDS[engine.kernels]}",
-        **(_triton(engine.not_triton, scans) if engine.kernels == "pallas" else {}),
+        f"and dispatch, made of {engine.backend.about}",
+        **(_triton(engine.not_triton, scans) if engine.backend.name == PALLAS.name else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),
         **_ends(model, tokenizer),
         **({"left out": "; ".join(unread)} if unread else {}),

@@ -3,6 +3,10 @@
 May import: nothing of the package.
 """
 
+from hybrid_jax.config.backend import BACKENDS as BACKENDS
+from hybrid_jax.config.backend import PALLAS as PALLAS
+from hybrid_jax.config.backend import XLA as XLA
+from hybrid_jax.config.backend import Backend as Backend
 from hybrid_jax.config.cut import regrouped as regrouped
 from hybrid_jax.config.cut import with_asked_cut as with_asked_cut
 from hybrid_jax.config.cut import with_cut as with_cut

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hybrid_jax.config.backend import BACKENDS
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import refuses_other_names
 from hybrid_jax.config.speculation import SpeculationConfig
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
-KERNELS = ("auto", "xla", "pallas")
 SHAPES = ("fine", "coarse")
 KV_CACHE_DTYPES = ("auto", "fp8")
 FP8 = "float8_e4m3fn"  # in pages, for kv_cache_dtype="fp8"
@@ -96,7 +96,7 @@ class EngineConfig:
         shapes: "fine": steps are compiled for many shapes, so that little is padded; "coarse": for few, where
             compiling takes long and padding costs little (`schedule.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
-            XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
+            XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on (`config.backend`).
         speculation: how drafts of the next tokens are made and judged; None for plain decoding.
 
     Example:
@@ -176,7 +176,7 @@ class EngineConfig:
             lossless = self.speculation.unjudged_above is None or not self.exact
             limit = str(self.speculation.unjudged_above)
             must(self, "speculation", lossless, "without unjudged_above in exact mode", limit)
-        one_of(self, "kernels", KERNELS)
+        one_of(self, "kernels", ("auto", *BACKENDS))
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])
         one_of(self, "kv_cache_dtype", KV_CACHE_DTYPES)

@@ -9,7 +9,7 @@ from hybrid_jax.config import Attention
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, own_input, size_of
-from hybrid_jax.layers.linear import LINEARS_IN_PARTS
+from hybrid_jax.layers.linear import products_of
 from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
@@ -56,7 +56,7 @@ def attend_pages(
     layout = page_layout(spec, place, model.geometry)
     offsets, dtype = jnp.arange(size_of(h)[1]), dtype_of(h)
     positions = base[:, None] + (offsets if ancestors is None else depths(ancestors, offsets))
-    linear = LINEARS_IN_PARTS[model.kernels]
+    linear = products_of(model.backend).parts
     if isinstance(h, CutInput) and spec.source == "group":
         q, qkv = attention.queries(params, h, positions, spec)
     else:
@@ -73,7 +73,7 @@ def attend_pages(
             dtype=dtype,
             num_heads=spec.num_heads if reads else 0,
         )
-        q, arena = append_kv(new, options=options, implementation=model.kernels)
+        q, arena = append_kv(new, options=options, implementation=model.backend.kernels)
         if not reads:
             return jnp.zeros((), dtype), arena
     y = paged_attention(
@@ -86,6 +86,6 @@ def attend_pages(
             soft_cap=spec.soft_cap,
             dtype=dtype,
         ),
-        implementation=model.kernels,
+        implementation=model.backend.kernels,
     )
     return attention.output(params, y, qkv, spec, linear), arena

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hybrid_jax.cache.tree.prefix_order import prefix_order
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import Backend, EngineConfig, ModelConfig
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine import damage
@@ -65,8 +65,9 @@ class Engine:
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
         )
-        made_of = kernels.steps == "pallas"
-        self.sizes = find_room(config, engine_config, self.device, held=held, kernels=made_of).sizes
+        self.sizes = find_room(
+            config, engine_config, self.device, held=held, backend=kernels.backend
+        ).sizes
         self.config, self.engine_config = config, engine_config
         room = dict(
             num_frames=self.sizes.num_frames,
@@ -93,9 +94,9 @@ class Engine:
         return own_settings(jax_default_device=self._place)
 
     @property
-    def kernels(self) -> str:
-        """What its steps are made of: "xla" or "pallas"."""
-        return self.runner.model.kernels
+    def backend(self) -> Backend:
+        """What its steps are made of."""
+        return self.runner.model.backend
 
     @property
     def not_triton(self) -> dict[str, str]:

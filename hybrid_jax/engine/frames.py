@@ -89,7 +89,9 @@ def copy_pages(state: State, sources: jax.Array, targets: jax.Array, model: Mode
     if not model.geometry.has_pages:
         return state
     flat = sources.reshape(-1), targets.reshape(-1)
-    return state.replace(arena=copy_frames(state.arena, *flat, implementation=model.kernels))
+    return state.replace(
+        arena=copy_frames(state.arena, *flat, implementation=model.backend.kernels)
+    )
 
 
 def _read(
@@ -109,10 +111,10 @@ def _read(
 
     def read() -> jax.Array:
         return read_frames(
-            arena, frames, offset=offset, words=num_words, implementation=model.kernels
+            arena, frames, offset=offset, words=num_words, implementation=model.backend.kernels
         )
 
-    if frames.size > 1 or model.kernels == "pallas":
+    if frames.size > 1 or model.backend.launches:
         return read()
     return jax.lax.cond(exists[0], read, lambda: jnp.zeros((*frames.shape, num_words), arena.dtype))
 

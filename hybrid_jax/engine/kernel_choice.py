@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import Attention, EngineConfig, ModelConfig, MoE
+from hybrid_jax.config import PALLAS, XLA, Attention, Backend, EngineConfig, ModelConfig, MoE
 from hybrid_jax.engine.attend import page_layout
 from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import steps_on, why_no_kernels
+from hybrid_jax.sizing.room import backend_on, why_no_kernels
 from pallas_kernels import jax_triton
 from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
@@ -40,19 +40,15 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """What an engine's steps are made of.
+    """What an engine's steps are made of, and why not of other kernels.
 
     Attributes:
-        steps: "xla" or "pallas".
-        scan, sampling: which kernels scan prompts, and which draw tokens, if steps are made of kernels: "pallas" or
-            "triton".
+        backend: what they are made of.
         not_triton: why Triton kernels are not used, by operation. It leaves out operations for which they are used, and
             operations that the engine does not need.
     """
 
-    steps: str
-    scan: str = "pallas"
-    sampling: str = "pallas"
+    backend: Backend
     not_triton: dict[str, str]
 
 
@@ -72,27 +68,26 @@ def choose_kernels(
         store: remembers which trials were passed, or None.
 
     Raises:
-        NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model.
+        NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model; or as
+            `backend_on`.
         RuntimeError: a trial left the device unusable, or found too little memory.
     """
     unsupported = why_unsupported(config, geometry, engine, device)
-    steps = choose_steps(config, engine, device, unsupported)
+    backend = choose_backend(engine, device, unsupported)
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
         ask["scan"] = lambda: _first(trials.of_scan(group, geometry) for group in geometry.groups)
-    none = _why_no_triton(steps, device)
+    none = _why_no_triton(backend, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
+    by_triton = {name: "triton" for name, reason in reasons.items() if reason is None}
     return Kernels(
-        steps=steps,
-        **{name: "triton" if reason is None else "pallas" for name, reason in reasons.items()},
+        backend=replace(backend, **by_triton),
         not_triton={name: reason for name, reason in reasons.items() if reason is not None},
     )
 
 
-def choose_steps(
-    config: ModelConfig, engine: EngineConfig, device: Device, unsupported: str | None
-) -> str:
+def choose_backend(engine: EngineConfig, device: Device, unsupported: str | None) -> Backend:
     """What `EngineConfig.kernels` means: "auto" is "pallas" if device and model allow it, else "xla".
 
     Args:
@@ -104,8 +99,8 @@ def choose_steps(
     if engine.kernels == "pallas" and unsupported is not None:
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
     if engine.kernels == "auto" and unsupported is not None:
-        return "xla"
-    return steps_on(device, engine)
+        return XLA
+    return backend_on(device, engine)
 
 
 def why_unsupported(
@@ -120,7 +115,7 @@ def why_unsupported(
         if isinstance(block, MoE):
             reasons.append(experts_unsupported(block.num_experts))
     for spec in config.recurrent:
-        kind = LAYER_STEPS["pallas"].get(type(spec))
+        kind = LAYER_STEPS[PALLAS.layers].get(type(spec))
         if kind is None:
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
@@ -135,10 +130,10 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 # --- Triton ---------------------------------------------------------------------------------------
 
 
-def _why_no_triton(steps: str, device: Device) -> str | None:
+def _why_no_triton(backend: Backend, device: Device) -> str | None:
     """Why no Triton kernel at all is used, or None."""
-    if steps != "pallas":
-        return "the steps are made of what XLA compiles"
+    if backend.name != PALLAS.name:
+        return f"the steps are made of {backend.about}"
     if not device.is_hopper:
         found = f"a GPU of {device.capability}" if device.capability else device.platform
         return f"needs a GPU of compute capability 9.0 (Hopper), found {found}"
@@ -166,7 +161,7 @@ class Trials:
     def of_scan(self, group: StateGroup, geometry: Geometry) -> str | None:
         """Tries the kernels that scan prompts through layers of one group."""
         spec = group.layout.spec
-        kind = LAYER_STEPS["pallas"][type(spec)]
+        kind = LAYER_STEPS[PALLAS.layers][type(spec)]
         return kind.triton_unsupported(spec, geometry) or self._tried(
             f"scan {group} {geometry}", lambda: kind.try_triton(group, geometry)
         )

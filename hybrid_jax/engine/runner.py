@@ -90,14 +90,12 @@ class Runner:
         self._device = device_of(params)
         self._platform = self._device.platform
         self.kernels = kernels
-        if "triton" in (kernels.scan, kernels.sampling):
+        if kernels.backend.has_triton:
             jax_triton.load()  # a stored program with Triton kernels makes a call that it registers
         self.model = Model(
             config,
             geometry,
-            kernels=kernels.steps,
-            scan=kernels.scan,
-            sampling=kernels.sampling,
+            backend=kernels.backend,
             speculation=engine.speculation,
         )
         self.engine = engine

@@ -164,7 +164,9 @@ def _move_pages(state: State, rows: WindowRows, moved: CommitRows, model: Model)
         for part in ((place.offset, place.token_words), (scales, place.scale_words)):
             if part[1]:
                 ends = of(sources, *part), of(targets, *part)
-                arena = move_words(arena, *ends, words=part[1], implementation=model.kernels)
+                arena = move_words(
+                    arena, *ends, words=part[1], implementation=model.backend.kernels
+                )
     return state.replace(arena=arena)
 
 
@@ -413,13 +415,13 @@ def short_chunk(
     Returns:
         h [R, D] of the last token of each such row, before the last norm, and the state as `chunk` returns it.
     """
-    config, kernels, last = model.config, model.kernels, jnp.maximum(rows.length - 1, 0)
+    config, backend, last = model.config, model.backend, jnp.maximum(rows.length - 1, 0)
     assert config.cut is not None, "the model has a cut"
     walk = ChunkWalk(state, rows, model=model)
     stream = decoder.enter(params, rows.tokens, walk.valid, config)
     before = range(config.cut)
-    stream = decoder.through(params, stream, walk.valid, before, config, walk.mix, kernels)
-    h, normed = decoder.at_cut(params, stream, walk.valid, config, kernels)
+    stream = decoder.through(params, stream, walk.valid, before, config, walk.mix, backend)
+    h, normed = decoder.at_cut(params, stream, walk.valid, config, backend)
     _draft(params, rows.tokens, walk.valid, h, walk)
     state = walk.finish(h)
     h = rings.slice_tokens(h, last, 1)
@@ -427,7 +429,7 @@ def short_chunk(
         rows = rows._replace(length=rows.length - ends.samples)
     later = ChunkWalk(state, rows, model=model)
     kept_at = rows.length, rows.state_len
-    decoder.write_after_cut(params, normed, kept_at, config, later.mix, kernels)
+    decoder.write_after_cut(params, normed, kept_at, config, later.mix, backend)
     state = later.finish(h)
     if ends is None:
         return h[:, 0], state
@@ -444,7 +446,7 @@ def short_chunk(
     )
     window = WindowWalk(own, one, shared=prepare(params, model), model=model)
     stream, valid = Stream(h, None), window.plan.valid
-    stream = decoder.through(params, stream, valid, config.later, config, window.mix, kernels)
+    stream = decoder.through(params, stream, valid, config.later, config, window.mix, backend)
     h = decoder.leave(params, stream, valid, config)
     return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, groups)
 
@@ -469,7 +471,7 @@ def _through(
         before: from hidden states [B, T, D] of the tokens, after the last norm, those before each token.
     """
     model = walk.model
-    h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
+    h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.backend)
     _draft(params, tokens, valid, h, walk, before)
     return h
 
@@ -491,4 +493,4 @@ def _draft(
         given = before(decoder.normed_hidden(params, h, model.config))
     # Layers that draft must not write before the model's own have read.
     tokens = tokens + frames.zero_after(walk.state, h)
-    drafting.through(tokens, given, valid, walk.mix, model.kernels)
+    drafting.through(tokens, given, valid, walk.mix, model.backend)

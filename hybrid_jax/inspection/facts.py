@@ -24,10 +24,10 @@ from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import (
     Choose,
     Room,
+    backend_on,
     find_room,
     largest,
     scanned_by_triton,
-    steps_on,
 )
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
@@ -145,7 +145,7 @@ def model_facts(
         "device": device.name,
         "machine_bytes": device.num_bytes,
         "total_bytes": device.total_bytes,
-        "kernels": steps_on(device, engine),
+        "kernels": backend_on(device, engine).name,
         "scanned_by_triton": scanned_by_triton(config),
         "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
         "temporary_bytes": room.temporary_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.config import Backend
 from hybrid_jax.layers.parts import num_parts
 from pallas_kernels.row_product import row_product
 
@@ -82,6 +84,19 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
     return jax.lax.platform_dependent(x, weight, cpu=one_row_as_two, default=one_row)
 
 
-LINEARS: dict[str, Linear] = {"xla": linear, "pallas": linear_on_kernels}
-# For products whose parts are summed by what follows.
-LINEARS_IN_PARTS: dict[str, Linear] = {"xla": linear, "pallas": linear_in_parts}
+class Products(NamedTuple):
+    """How a backend multiplies. whole: the product. parts: for one whose parts are summed by what follows."""
+
+    whole: Linear
+    parts: Linear
+
+
+PRODUCTS = {
+    "xla": Products(linear, linear),
+    "pallas": Products(linear_on_kernels, linear_in_parts),
+}
+
+
+def products_of(backend: Backend) -> Products:
+    """How a backend multiplies."""
+    return PRODUCTS[backend.products]

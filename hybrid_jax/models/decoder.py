@@ -25,7 +25,9 @@ import jax.numpy as jnp
 from hybrid_jax.config import (
     MAX_GRAIN,
     MLP,
+    XLA,
     Attention,
+    Backend,
     GatedDelta,
     Mamba1,
     Mamba2,
@@ -38,7 +40,7 @@ from hybrid_jax.config import (
 from hybrid_jax.kinds.table import kind_of, written_columns
 from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.cut import CutInput, MixerInput
-from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, Linear, linear_transposed
+from hybrid_jax.layers.linear import Linear, linear_transposed, products_of
 from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
@@ -105,7 +107,7 @@ def enter_block(
     valid: jax.Array | None,
     dtype: jnp.dtype,
     config: ModelConfig,
-    kernels: str,
+    backend: Backend,
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream with the last block's update in it, if there was one, and the block's normed input."""
     if update is None:
@@ -116,7 +118,7 @@ def enter_block(
         multiplier=config.residual_multiplier,
         valid=valid,
         dtype=dtype,
-        implementation=kernels,
+        implementation=backend.kernels,
     )
 
 
@@ -145,17 +147,21 @@ def mix_all(
     return sum(others, first)
 
 
-def _mlp(params: dict, normed: jax.Array, valid: jax.Array, spec: MLP, kernels: str) -> jax.Array:
-    return mlp(params, normed, spec.kind, LINEARS[kernels], LINEARS_IN_PARTS[kernels])
+def _mlp(
+    params: dict, normed: jax.Array, valid: jax.Array, spec: MLP, backend: Backend
+) -> jax.Array:
+    return mlp(params, normed, spec.kind, *products_of(backend))
 
 
-def _moe(params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, kernels: str) -> jax.Array:
-    return moe(params, normed, valid, spec, LINEARS[kernels], kernels)
+def _moe(
+    params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, backend: Backend
+) -> jax.Array:
+    return moe(params, normed, valid, spec, products_of(backend).whole, backend.kernels)
 
 
 # By the class of the spec. Each mixer takes whole sequences from a zero state, which is the definition that engines are
 # tested against: weights, normed inputs [B, T, D], positions int32[B, T], lengths int32[B], spec. A feed-forward block
-# takes weights, normed inputs, valid bool[B, T], spec, and `kernels` as in `walk`.
+# takes weights, normed inputs, valid bool[B, T], spec, and `backend` as in `walk`.
 MIXERS: dict[type, Callable[..., jax.Array]] = {
     Attention: attention.whole,
     Mamba2: mamba2.whole,
@@ -192,7 +198,7 @@ def through(
     layers: range,
     config: ModelConfig,
     mix: Mix,
-    kernels: str = "xla",
+    backend: Backend = XLA,
 ) -> Stream:
     """The stream after some layers; arguments as for `walk`."""
     (h, update, u, columns), dtype = stream, activation_dtype(params)
@@ -200,48 +206,50 @@ def through(
     def from_cut() -> Written | None:
         if u is None:
             return None
-        return Written(params["cut"], written_columns(config), u, columns, LINEARS[kernels])
+        return Written(
+            params["cut"], written_columns(config), u, columns, products_of(backend).whole
+        )
 
     written = from_cut()
     for index in layers:
         if index == config.cut:
-            h, update, u, columns = cross(params, Stream(h, update), valid, config, kernels)
+            h, update, u, columns = cross(params, Stream(h, update), valid, config, backend)
             written = from_cut()
         spec, weights, real = config.layers[index], layer_params(params, index, config), valid
         if spec.mixers:
-            h, normed = enter_block(h, update, weights["norm"], real, dtype, config, kernels)
+            h, normed = enter_block(h, update, weights["norm"], real, dtype, config, backend)
             update = mix_all(weights["mixers"], normed, index, spec.mixers, mix, written)
             real = None  # once a layer is enough
         if spec.mlp is not None:
             with jax.named_scope("mlp"):
                 given = (h, update, weights["mlp_norm"], real, dtype)
-                h, normed = enter_block(*given, config, kernels)
+                h, normed = enter_block(*given, config, backend)
                 run = FEED_FORWARD[type(spec.mlp)]
-                update = run(weights["mlp"], normed, valid, spec.mlp, kernels)
+                update = run(weights["mlp"], normed, valid, spec.mlp, backend)
     return Stream(h, update, u, columns)
 
 
 def at_cut(
-    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, kernels: str = "xla"
+    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, backend: Backend = XLA
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream at the cut, and u, its normed form that later layers write from, both [B, T, D]."""
     given = (stream.h, stream.update, params["cut"]["norm"], valid, activation_dtype(params))
     with jax.named_scope("cut"):
-        return enter_block(*given, config, kernels)
+        return enter_block(*given, config, backend)
 
 
 def cross(
-    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, kernels: str = "xla"
+    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, backend: Backend = XLA
 ) -> Stream:
     """The stream at the cut, with what later layers write from; arguments as for `walk`.
 
     For the few tokens of a window, one product makes what all layers write. For a chunk that would take much memory.
     """
-    h, u = at_cut(params, stream, valid, config, kernels)
+    h, u = at_cut(params, stream, valid, config, backend)
     written = None
     if u.shape[1] <= MAX_GRAIN:
         with jax.named_scope("cut"):
-            written = project_part(params["cut"], u, slice(None), LINEARS[kernels])
+            written = project_part(params["cut"], u, slice(None), products_of(backend).whole)
     return Stream(h, None, u, written)
 
 
@@ -251,7 +259,7 @@ def write_after_cut(
     ends: Sequence[jax.Array],
     config: ModelConfig,
     mix: Mix,
-    kernels: str = "xla",
+    backend: Backend = XLA,
 ) -> None:
     """Has the layers after the cut write all that they keep of some tokens, and do nothing else with them.
 
@@ -267,7 +275,7 @@ def write_after_cut(
         if source_of(mixer) == "group":
             continue
         # A product for each mixer: the columns of all of them together would take much memory in a long chunk.
-        written = _written(weights, normed, columns, ends, mixer, LINEARS[kernels])
+        written = _written(weights, normed, columns, ends, mixer, products_of(backend).whole)
         own = layer_params(params, index, config)["mixers"][number]
         with jax.named_scope(type(mixer).__name__.lower()):
             mix(own, CutInput(None, written), mixer, (index, number))
@@ -324,23 +332,23 @@ def walk(
     valid: jax.Array,
     config: ModelConfig,
     mix: Mix,
-    kernels: str = "xla",
+    backend: Backend = XLA,
 ) -> jax.Array:
     """From token ids to the last hidden state [B, T, D] before the last norm; the caller keeps what a mixer remembers.
 
     Args:
         tokens: int32[B, T]. valid: bool[B, T] tokens that are real; hidden states of the others are 0.
         mix: called for every mixer in order.
-        kernels: "xla" or "pallas", the implementation of the sums and norms between blocks.
+        backend: what the layers are made of.
     """
     stream, layers = enter(params, tokens, valid, config), range(len(config.layers))
-    stream = through(params, stream, valid, layers, config, mix, kernels)
+    stream = through(params, stream, valid, layers, config, mix, backend)
     return leave(params, stream, valid, config)
 
 
-def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
-    """h [..., D] before the last norm to float32 logits [..., V]; `kernels` as in `walk`."""
-    return head_logits(params, normed_hidden(params, h, config), config, kernels)
+def logits(params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA) -> jax.Array:
+    """h [..., D] before the last norm to float32 logits [..., V]; `backend` as in `walk`."""
+    return head_logits(params, normed_hidden(params, h, config), config, backend)
 
 
 def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
@@ -348,19 +356,23 @@ def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     return rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
 
 
-def exit_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
+def exit_logits(
+    params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA
+) -> jax.Array:
     """h [..., D] at the cut to float32 logits [..., V] of its head (SwiftKV, arXiv 2410.03960, appendix E)."""
     own = params["exit"]
     h = rms_norm(h, own["norm"], config.norm_eps).astype(activation_dtype(params))
-    return LINEARS[kernels](h, own["head"]).astype(jnp.float32)
+    return products_of(backend).whole(h, own["head"]).astype(jnp.float32)
 
 
-def head_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
+def head_logits(
+    params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA
+) -> jax.Array:
     """`logits` of what is normed already."""
     if config.tie_embeddings:
         out = linear_transposed(h, params["embed"])
     else:
-        out = LINEARS[kernels](h, params["head"])
+        out = products_of(backend).whole(h, params["head"])
     out = out.astype(jnp.float32)
     return out if config.logits_multiplier == 1.0 else out * config.logits_multiplier
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import ModelConfig
-from hybrid_jax.layers.linear import LINEARS
+from hybrid_jax.config import XLA, Backend, ModelConfig
+from hybrid_jax.layers.linear import products_of
 from hybrid_jax.models import decoder
 from hybrid_jax.models.decoder import Mix, Stream
 from pallas_kernels.rmsnorm.xla import rms_norm
@@ -24,14 +24,14 @@ def head(
     valid: jax.Array,
     config: ModelConfig,
     mix: Mix,
-    kernels: str = "xla",
+    backend: Backend = XLA,
 ) -> jax.Array:
     """Entries of the head.
 
     Args:
         params, config: the model's, with a head in params["mtp"].
         tokens: int32[B, T] the tokens of the entries. hidden: [B, T, D] what stands before each, normed.
-        valid, mix, kernels: as in `decoder.walk`; `mix` numbers the head's layers from 0.
+        valid, mix, backend: as in `decoder.walk`; `mix` numbers the head's layers from 0.
 
     Returns:
         [B, T, D] after the head's norm: what the next entry takes, and what `decoder.head_logits` takes.
@@ -42,11 +42,11 @@ def head(
         [rms_norm(embedded, own["embed_norm"], eps), rms_norm(hidden, own["hidden_norm"], eps)],
         axis=-1,
     )
-    stream = Stream(LINEARS[kernels](joined.astype(dtype), own["in_proj"]), None)
+    stream = Stream(products_of(backend).whole(joined.astype(dtype), own["in_proj"]), None)
     layers, weights = config.drafting, {"embed": params["embed"], "layers": own["layers"]}
     assert layers is not None, "there is a head"
     stream = decoder.through(
-        weights, stream, valid, range(len(layers.layers)), layers, mix, kernels
+        weights, stream, valid, range(len(layers.layers)), layers, mix, backend
     )
     h = decoder.leave(weights, stream, valid, layers)
     return rms_norm(h, own["norm"], eps).astype(dtype)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from hybrid_jax.config import Mixer, ModelConfig
+from hybrid_jax.config import Backend, Mixer, ModelConfig
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.models.decoder import Mix
 
@@ -44,7 +44,7 @@ class Drafting(Protocol):
         before: jax.Array | None,
         valid: jax.Array,
         mix: Mix,
-        kernels: str,
+        backend: Backend,
     ) -> jax.Array:
         """Takes tokens through the layers.
 
@@ -57,7 +57,7 @@ class Drafting(Protocol):
             [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
         """
 
-    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
         """Logits float32[..., V] of drafts, from what `through` returns."""
 
 
@@ -81,19 +81,19 @@ class DraftStack(NamedTuple):
         before: jax.Array | None,
         valid: jax.Array,
         mix: Mix,
-        kernels: str,
+        backend: Backend,
     ) -> jax.Array:
         """As in `Drafting`."""
         params, config, mix = self.params, self.config, self.layers.numbered(mix)
         if not self.takes_hidden:
-            return decoder.walk(params, tokens, valid, config, mix, kernels)
+            return decoder.walk(params, tokens, valid, config, mix, backend)
         assert before is not None, "a head takes hidden states"
-        return mtp.head(params, tokens, before, valid, config, mix, kernels)
+        return mtp.head(params, tokens, before, valid, config, mix, backend)
 
-    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
         """As in `Drafting`."""
         of = decoder.head_logits if self.takes_hidden else decoder.logits
-        return of(self.params, out, self.config, kernels)
+        return of(self.params, out, self.config, backend)
 
 
 class ExitStack(NamedTuple):
@@ -114,18 +114,18 @@ class ExitStack(NamedTuple):
         before: jax.Array | None,
         valid: jax.Array,
         mix: Mix,
-        kernels: str,
+        backend: Backend,
     ) -> jax.Array:
         """As in `Drafting`."""
         params, config = self.params, self.config
         assert config.cut is not None, "the model has a cut"
         stream = decoder.enter(params, tokens, valid, config)
-        stream = decoder.through(params, stream, valid, range(config.cut), config, mix, kernels)
+        stream = decoder.through(params, stream, valid, range(config.cut), config, mix, backend)
         return decoder.leave(params, stream, valid, config)
 
-    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
         """As in `Drafting`."""
-        return decoder.exit_logits(self.params, out, self.config, kernels)
+        return decoder.exit_logits(self.params, out, self.config, backend)
 
 
 def stacks(params: dict, config: ModelConfig) -> list[Stack]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybrid_jax.byte_sizes import counted
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.geometry import (
     NUM_FRAMES_LIMIT,
     Geometry,
@@ -68,7 +68,7 @@ def split_memory(
     *,
     default_limit: int | None = None,
     takes_all: bool = False,
-    kernels: bool = False,
+    backend: Backend = XLA,
 ) -> MemorySplit:
     """Splits `engine.memory`, or a default, into rings, logits, tables, and as many frames as the rest allows.
 
@@ -76,7 +76,7 @@ def split_memory(
         model, engine, geometry: what to size for.
         default_limit: the most bytes that the default may take. An explicit `engine.memory` is taken as it is.
         takes_all: the default takes all of that limit, if there is one, and not only what the rows need.
-        kernels: steps are made of Pallas kernels, which hold fewer arrays of logits.
+        backend: what steps are made of. Kernels hold fewer arrays of logits.
 
     Raises:
         ValueError: max_model_len exceeds the model's, or the memory cannot hold one short sequence.
@@ -107,7 +107,7 @@ def split_memory(
         model,
         max_rows=engine.max_rows,
         tokens=engine.decode_tokens,
-        dtype=engine.dtype if kernels else None,
+        dtype=None if backend.sampling == "xla" else engine.dtype,
     )
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())

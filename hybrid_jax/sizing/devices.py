@@ -51,6 +51,13 @@ class Device:
         return self.platform == "cpu"
 
     @property
+    def api(self) -> str:
+        """What programs it: "cuda" or "rocm" for a GPU, else the platform."""
+        if self.platform != "gpu":
+            return self.platform
+        return "rocm" if self.capability and not self.capability[0].isdigit() else "cuda"
+
+    @property
     def runs_kernels(self) -> bool:
         """Whether Pallas kernels run on it: on an NVIDIA GPU of capability 8.0 (Ampere) or more, as far as is known."""
         if self.platform != "gpu" or self.capability is None:

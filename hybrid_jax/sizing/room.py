@@ -9,7 +9,8 @@ from itertools import combinations
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size, round_size
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import BACKENDS, PALLAS, XLA, Backend, EngineConfig, ModelConfig
+from hybrid_jax.config.backend import PLATFORMS
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.table import recurrent_kind
@@ -93,15 +94,24 @@ class Room:
         return f"use a smaller model or a {larger} with at least {needed}"
 
 
-def steps_on(device: Device, engine: EngineConfig) -> str:
-    """What steps are made of on a device: "xla" or "pallas".
+def backend_on(device: Device, engine: EngineConfig) -> Backend:
+    """What steps are made of on a device.
 
     Some models have sizes that the kernels cannot take. The engine finds these, and sizing does not.
+
+    Raises:
+        NotImplementedError: nothing serves on the device's platform, and `engine.kernels` does not ask for something.
     """
     if engine.kernels != "auto":
-        return engine.kernels
+        return BACKENDS[engine.kernels]
+    if device.api not in XLA.platforms:
+        known = ", ".join(PLATFORMS[name] for name in XLA.platforms)
+        raise NotImplementedError(
+            f"LLM: models run on {known}, not on {PLATFORMS.get(device.api, device.api)}; JAX_PLATFORMS=cpu takes the "
+            "CPU, and kernels='xla' tries what XLA compiles for the device, which is not tested"
+        )
     runs = device.runs_kernels and why_no_kernels(device, engine) is None
-    return "pallas" if runs else "xla"
+    return PALLAS if runs else XLA
 
 
 def why_no_kernels(device: Device | None, engine: EngineConfig) -> str | None:
@@ -127,7 +137,7 @@ def find_room(
     device: Device,
     *,
     held: int | None = None,
-    kernels: bool | None = None,
+    backend: Backend | None = None,
     choose: Choose | None = None,
 ) -> Room:
     """Works out what a model takes. The default `memory` is a share of what weights and steps leave.
@@ -135,16 +145,16 @@ def find_room(
     Args:
         model, engine, device: what to size for.
         held: bytes of the weights if they are in memory already; None for weights in `engine.dtype`.
-        kernels: whether steps are made of Pallas kernels; None for what suits the device.
+        backend: what steps are made of; None for what suits the device.
         choose: as in `Room`.
 
     Raises:
         ValueError: as `split_memory`.
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
-    if kernels is None:
-        kernels = steps_on(device, engine) == "pallas"
-    temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
+    if backend is None:
+        backend = backend_on(device, engine)
+    temporaries = temporary_bytes(model, engine, backend=backend, widens=device.widens)
     limit = None
     if device.num_bytes is not None:
         left = device.num_bytes - weights
@@ -162,7 +172,7 @@ def find_room(
         make_geometry(model, engine),
         default_limit=limit,
         takes_all=not device.is_host,
-        kernels=kernels,
+        backend=backend,
     )
     return Room(
         model=model,

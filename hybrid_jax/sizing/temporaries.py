@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hybrid_jax.config import MAX_GRAIN, EngineConfig, LayerSpec, ModelConfig, RecurrentMixer
+from hybrid_jax.config import (
+    MAX_GRAIN,
+    Backend,
+    EngineConfig,
+    LayerSpec,
+    ModelConfig,
+    RecurrentMixer,
+)
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize
@@ -23,16 +30,16 @@ SMALL_BYTES, ROW_BYTES = 24_000, 4_500  # index arrays and counters: of a step, 
 
 
 def temporary_bytes(
-    model: ModelConfig, engine: EngineConfig, *, kernels: bool, widens: bool = False
+    model: ModelConfig, engine: EngineConfig, *, backend: Backend, widens: bool = False
 ) -> int:
     """Bytes that the largest step holds, an estimate.
 
     Args:
         model, engine: what runs.
-        kernels: steps are made of Pallas kernels.
+        backend: what steps are made of.
         widens: as in `Device`.
     """
-    if kernels:
+    if backend.launches:
         window = engine.window_tokens
         decode = kernel_step_bytes(model, engine, rows=engine.max_rows, tokens=window)
         if engine.exact:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import (
+    PALLAS,
     Attention,
     EngineConfig,
     LayerSpec,
@@ -91,7 +92,7 @@ def decode_step(
 ):
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
-    model = replace(model, sampling=sampling)
+    model = replace(model, backend=replace(PALLAS, sampling=sampling))
     bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
     layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
     run = functools.partial(Decode.run, model=model, layout=layout, max_steps=8, num_logprobs=0)
@@ -114,7 +115,7 @@ def prefill_step(
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
-    model = replace(model, scan=scan)
+    model = replace(model, backend=replace(PALLAS, scan=scan))
     bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), after_cut)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
     static = {"model": model, "layout": layout, "num_logprobs": 0, "after_cut": after_cut}
@@ -205,4 +206,4 @@ def _model_and_state(
         drafting=drafting_specs(config, engine, longest),
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
-    return Model(config, geometry, "pallas", speculation=speculation), state
+    return Model(config, geometry, PALLAS, speculation=speculation), state

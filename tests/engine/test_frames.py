@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import XLA, EngineConfig
 from hybrid_jax.engine.frames import read_columns, write_columns
 from hybrid_jax.engine.kinds.columns import WithColumns
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
@@ -34,7 +34,7 @@ def test_each_layer_s_columns_come_back_wherever_a_frame_ends(frame_words, num_l
         column_frames=-(-num_layers * 144 // frame_words),
     )
     geometry = SimpleNamespace(frame_words=frame_words, dtype="float32")
-    model = SimpleNamespace(geometry=geometry, kernels="xla", activation_dtype=jnp.float32)
+    model = SimpleNamespace(geometry=geometry, backend=XLA, activation_dtype=jnp.float32)
     count = 1 + group.num_frames
     rng = np.random.default_rng(0)
     frames = rng.permutation(np.arange(1, rows * count + 1)).reshape(rows, count)

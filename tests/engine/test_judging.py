@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.config import XLA, SpeculationConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.steps.verify import Window, judge
 from tests.engine.sampling_rows import softmax
@@ -36,8 +36,7 @@ def test_100_000_draws_follow_the_softmax(tree):
     speculation = SpeculationConfig(num_tokens=4, tree=tree)
     model = SimpleNamespace(
         speculation=speculation,
-        sampler="xla",
-        kernels="xla",
+        backend=XLA,
         config=SimpleNamespace(vocab_size=VOCABULARY),
     )
     width, depths = speculation.window, speculation.depths

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import PALLAS, XLA, EngineConfig
 from hybrid_jax.engine import engine as engines
 from hybrid_jax.engine import kernel_choice
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import (
     Kernels,
     Trials,
+    choose_backend,
     choose_kernels,
-    choose_steps,
     try_sampling,
 )
 from hybrid_jax.engine.kinds.mamba2_pallas import try_scan
@@ -35,8 +35,8 @@ HOPPER = Device(platform="gpu", capability="9.0")
 BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
 
 
-def steps_of(name: str, device: Device, unsupported: str | None = None, **settings) -> str:
-    return choose_steps(tiny_model(name)[0], EngineConfig(**settings), device, unsupported)
+def steps_of(device: Device, unsupported: str | None = None, **settings) -> str:
+    return choose_backend(EngineConfig(**settings), device, unsupported).name
 
 
 @pytest.mark.parametrize(
@@ -46,29 +46,43 @@ def steps_of(name: str, device: Device, unsupported: str | None = None, **settin
         ("gpu", "8.0", "pallas"),
         ("gpu", "12.0", "pallas"),
         ("gpu", "7.5", "xla"),
-        ("gpu", "gfx942", "xla"),
-        ("tpu", None, "xla"),
     ],
 )
 def test_auto_is_what_the_device_can_run(platform, capability, kernels):
     device = Device(platform=platform, capability=capability)
-    assert steps_of("bamba", device) == kernels
-    assert steps_of("bamba", device, kernels="xla") == "xla"
+    assert steps_of(device) == kernels
+    assert steps_of(device, kernels="xla") == "xla"
     fp8 = "xla" if capability == "8.0" else kernels
-    assert steps_of("bamba", device, kv_cache_dtype="fp8") == fp8
+    assert steps_of(device, kv_cache_dtype="fp8") == fp8
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "words"),
+    [
+        ("gpu", "gfx942", "not on AMD GPUs"),
+        ("tpu", None, "not on TPUs"),
+        ("METAL", None, "not on Apple GPUs"),
+        ("neuron", None, "not on neuron"),
+    ],
+)
+def test_a_platform_without_a_backend_is_refused_by_name_or_asked_for(platform, capability, words):
+    device = Device(platform=platform, capability=capability)
+    with pytest.raises(NotImplementedError, match=f"CPUs, NVIDIA GPUs, {words}; JAX_PLATFORMS=cpu"):
+        steps_of(device)
+    assert steps_of(device, kernels="xla") == "xla"
 
 
 def test_auto_is_xla_on_a_cpu():
     config, params = tiny_model("bamba")
     engine = Engine(config, params, EngineConfig(**SMALL))
-    assert engine.runner.model.kernels == "xla"
+    assert engine.backend == XLA
 
 
 def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
     reason = "at most 32 tokens for 'pallas', got 64"
     with pytest.raises(NotImplementedError, match=f"kernels='pallas': .*{reason}"):
         engine_on("pallas", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
-    assert steps_of("bamba", HOPPER, reason) == "xla"
+    assert steps_of(HOPPER, reason) == "xla"
     assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
 
 
@@ -106,8 +120,12 @@ def triton(monkeypatch):
 
 def test_triton_serves_on_hopper(triton):
     every = {"scan": "triton", "sampling": "triton"}
-    assert chosen() == chosen(kernels="auto") == Kernels(steps="pallas", **every, not_triton={})
-    draws = Kernels(steps="pallas", sampling="triton", not_triton={})
+    assert (
+        chosen()
+        == chosen(kernels="auto")
+        == Kernels(backend=replace(PALLAS, **every), not_triton={})
+    )
+    draws = Kernels(backend=replace(PALLAS, sampling="triton"), not_triton={})
     assert chosen(name="llama") == chosen(exact=True, grain=16) == draws
     reason = "inputs must be bfloat16 for 'triton', got float32; use 'pallas'"
     assert chosen(dtype="float32") == replace(draws, not_triton={"scan": reason})
@@ -125,7 +143,7 @@ def test_no_other_device_tries_triton(triton, platform, capability, reason):
     triton.setattr(Trials, "_tried", lambda *given: pytest.fail("tried"))
     for dtype in ("bfloat16", "float32"):
         found = chosen(platform, capability, dtype=dtype)
-        assert found == Kernels(steps="pallas", not_triton={"scan": reason, "sampling": reason})
+        assert found == Kernels(backend=PALLAS, not_triton={"scan": reason, "sampling": reason})
     assert chosen(platform, capability, "llama").not_triton == {"sampling": reason}
 
 
@@ -136,7 +154,7 @@ def test_without_jax_triton_or_with_steps_of_xla_triton_is_not_tried(triton):
     }
     triton.setattr(jax_triton, "why_unavailable", lambda: "needs the package triton: pip")
     found = chosen()
-    assert (found.scan, found.sampling) == ("pallas", "pallas")
+    assert found.backend == PALLAS
     assert set(found.not_triton.values()) == {"needs the package triton: pip"}
 
 
@@ -162,7 +180,7 @@ def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton, cap
     for scan, reason in ((broken, BROKEN), (wrong, off)):
         triton.setitem(FRAMES, "triton", scan)
         found = chosen()
-        assert (found.scan, found.sampling) == ("pallas", "triton")
+        assert (found.backend.scan, found.backend.sampling) == ("pallas", "triton")
         assert list(found.not_triton) == ["scan"] and found.not_triton["scan"].startswith(reason)
         assert "Triton kernels failed a trial" in caplog.text
 
@@ -182,14 +200,17 @@ def test_a_device_that_a_trial_has_broken_is_said(triton):
 def test_a_trial_that_was_passed_is_not_run_again_in_the_next_process(triton, tmp_path):
     store = ProgramStore(tmp_path / "programs", jax.devices()[0])
     triton.setitem(FRAMES, "triton", broken)
-    assert [chosen(store=store).scan for _ in range(2)] == ["pallas", "pallas"]  # tried each time
+    assert [chosen(store=store).backend.scan for _ in range(2)] == [
+        "pallas",
+        "pallas",
+    ]  # tried each time
     triton.setitem(FRAMES, "triton", FRAMES["xla"])
-    assert chosen(store=store).scan == "triton"
+    assert chosen(store=store).backend.scan == "triton"
     triton.setitem(FRAMES, "triton", broken)
     triton.setitem(SAMPLING, "triton", broken)
     found = chosen(store=store)
-    assert (found.scan, found.sampling) == ("triton", "triton")
-    assert chosen(store=store, grain=16).scan == "pallas"  # another geometry
+    assert (found.backend.scan, found.backend.sampling) == ("triton", "triton")
+    assert chosen(store=store, grain=16).backend.scan == "pallas"  # another geometry
     assert chosen().not_triton.keys() == {"scan", "sampling"}
 
 
@@ -241,7 +262,7 @@ def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):
     for sampling, reason in ((broken, BROKEN), (wrong, one)):
         triton.setitem(SAMPLING, "triton", sampling)
         found = chosen()
-        assert (found.scan, found.sampling) == ("triton", "pallas")
+        assert (found.backend.scan, found.backend.sampling) == ("triton", "pallas")
         assert found.not_triton == {"sampling": reason}
 
 
@@ -272,13 +293,12 @@ def test_the_rows_of_the_trial_draw_many_tokens_by_other_keys_in_each_step(trito
 
 
 def test_an_engine_takes_what_was_chosen(triton):
-    found = Kernels(steps="pallas", scan="triton", sampling="triton", not_triton={"scan": "why"})
+    backend = replace(PALLAS, scan="triton", sampling="triton")
+    found = Kernels(backend=backend, not_triton={"scan": "why"})
     triton.setattr(engines, "choose_kernels", lambda *given, **more: found)
     engine = engine_on("pallas", "bamba")
-    model = engine.runner.model
-    assert (model.kernels, model.scan, model.sampler) == ("pallas", "triton", "triton")
+    assert engine.backend is engine.runner.model.backend is backend
     assert engine.not_triton == {"scan": "why"}
-    assert replace(model, kernels="xla").sampler == "xla"
 
 
 @pytest.mark.parametrize("kind", ["decode", "prefill", "exact"])
@@ -299,10 +319,9 @@ def test_a_step_draws_its_tokens_by_what_was_chosen(triton, kind):
 
 def test_on_a_cpu_all_is_pallas():
     engine = engine_on("pallas", "bamba")
-    model = engine.runner.model
-    assert (model.scan, model.sampler) == ("pallas", "pallas")
+    assert engine.backend == PALLAS
     assert all("found cpu" in reason for reason in engine.not_triton.values())
-    assert engine_on("xla", "bamba").runner.model.sampler == "xla"
+    assert engine_on("xla", "bamba").backend == XLA
 
 
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
@@ -312,6 +331,6 @@ def test_programs_of_other_kernels_are_other_programs(kind):
     shape = next(step.buckets()[0] for step in own.kinds if step.name == kind)
     identities = set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
-        own.model = replace(own.model, scan=scan, sampling=sampling)
+        own.model = replace(own.model, backend=replace(PALLAS, scan=scan, sampling=sampling))
         identities.add(own._build_step(kind, shape)._identity)
     assert len(identities) == 4

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, with_cut
+from hybrid_jax.config import (
+    BACKENDS,
+    PALLAS,
+    EngineConfig,
+    ModelConfig,
+    SpeculationConfig,
+    with_cut,
+)
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
@@ -278,7 +285,7 @@ def judged_on_pallas(
     """Only windows and what drafts them run on Pallas kernels. XLA computes the prompts, into the same state."""
 
     def static(step: Verify, bucket: DecodeBucket) -> dict:
-        return {"model": replace(step.model, kernels="pallas"), "max_steps": bucket.steps}
+        return {"model": replace(step.model, backend=PALLAS), "max_steps": bucket.steps}
 
     with mock.patch.object(Verify, "static", static):
         engine = engine_of("xla", config, params, speculation=speculation, memory=512 << 10)
@@ -318,7 +325,7 @@ def test_too_many_experts_for_a_kernel_are_said_at_once():
 
 
 def step_and_specs(
-    kind: str, kernels: str = "pallas", name: str = "bamba", sampling: str = "pallas"
+    kind: str, kernels: str = "pallas", name: str = "bamba", sampling: str | None = None
 ):
     """One of the engine's steps and the shapes of its arguments."""
     config, params = tiny_model(name, "bfloat16")
@@ -335,7 +342,8 @@ def step_and_specs(
         aligned=kind == "exact",
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
-    model = Model(config, geometry, kernels, sampling=sampling)
+    backend = BACKENDS[kernels]
+    model = Model(config, geometry, replace(backend, sampling=sampling or backend.sampling))
     buckets = {
         "decode": (Decode, DecodeBucket(rows, 4, 8)),
         "lone": (Decode, DecodeBucket(rows, 4, 8)),

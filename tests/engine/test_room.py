@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import MLP, XLA, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.engine import this_device
 from hybrid_jax.engine.this_device import held_bytes
@@ -137,13 +137,11 @@ def test_weights_that_are_in_memory_already_are_not_advised_to_change():
 
 def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time():
     config, engine = model(), EngineConfig(dtype="bfloat16")
-    plain, widened = (
-        temporary_bytes(config, engine, kernels=False, widens=w) for w in (False, True)
-    )
+    plain, widened = (temporary_bytes(config, engine, backend=XLA, widens=w) for w in (False, True))
     expert = 4 * (2 * 256 * 64 + 3 * 64 + 2 * 256)
     assert 0.9 < (widened - plain) / (weight_bytes(config, "float32") - 3 * expert) < 1.1
     float32 = replace(engine, dtype="float32")
-    assert temporary_bytes(config, float32, kernels=False, widens=True) == plain
+    assert temporary_bytes(config, float32, backend=XLA, widens=True) == plain
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import pytest
 
 from hybrid_jax.api.overview import overview
 from hybrid_jax.config import (
+    BACKENDS,
     MLP,
+    XLA,
     Attention,
     CacheConfig,
     EngineConfig,
@@ -358,14 +360,14 @@ def test_a_longer_model_than_there_is_is_refused():
     assert sizes(model("MAM"), EngineConfig(max_model_len=100))[0].max_model_len == 100
 
 
-def running(config, engine, sizes, kernels="xla", not_triton=None):
+def running(config, engine, sizes, backend=XLA, not_triton=None):
     """What is known of an engine that runs."""
     return SimpleNamespace(
         config=config,
         engine_config=engine,
         sizes=sizes,
         device=Device(),
-        kernels=kernels,
+        backend=backend,
         not_triton=not_triton or {},
         max_model_len=256,
     )
@@ -418,7 +420,7 @@ def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_trit
 
     def lines(kernels: str, *, exact: bool = False) -> list[str]:
         engine = EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256, exact=exact)
-        made = running(config, engine, sizes(config, engine)[0], kernels, not_triton)
+        made = running(config, engine, sizes(config, engine)[0], BACKENDS[kernels], not_triton)
         told = overview(made, weight_bytes=0, sampling=SamplingParams())
         return [line for line in told.splitlines() if "Triton" in line or "triton" in line]
 

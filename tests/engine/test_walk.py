@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import BACKENDS, EngineConfig
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
 from hybrid_jax.engine.walk import (
     ChunkWalk,
@@ -156,7 +156,7 @@ def paths(row: int) -> list[list[int]]:
 def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
     width = PARENTS.shape[1]
     model, params, state = setting(name, window=width)
-    model = replace(model, kernels=kernels)
+    model = replace(model, backend=BACKENDS[kernels])
     rows = prompt_chunk(model, state)
     _, state = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, state)
     drawn = np.random.default_rng(0).permutation(VOCAB)[: ROWS * width].reshape(ROWS, width)

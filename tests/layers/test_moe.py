@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MoE
-from hybrid_jax.layers.linear import LINEARS
+from hybrid_jax.layers.linear import PRODUCTS
 from hybrid_jax.layers.mlp import moe, route
 from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
@@ -29,7 +29,7 @@ choose = functools.partial(jax.jit, static_argnums=2)(route)
 
 
 def run(params: dict, h, valid, spec: MoE, kernels: str = "xla") -> jax.Array:
-    return jitted(params, h, valid, spec, LINEARS[kernels], kernels)
+    return jitted(params, h, valid, spec, PRODUCTS[kernels].whole, kernels)
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

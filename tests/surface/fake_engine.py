@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hybrid_jax.cache.tree.node import Node
-from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import XLA, Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.this_device import peak_memory_bytes
@@ -74,7 +74,7 @@ class FakeEngine:
             total_bytes=5 << 20,
         )
         self.device = Device(num_bytes=1 << 30)
-        self.kernels, self.not_triton = "xla", {}
+        self.backend, self.not_triton = XLA, {}
         root = Node(np.zeros(0, np.int32), 0)
         root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
         tree = SimpleNamespace(root=root)

@@ -64,8 +64,8 @@ class Layers:
             position = rows.at.position + t
             goes_on = rows.alive & (t + 1 < rows.most)
             out, state = self._feed(layers, state, rows, token, before, position, goes_on, model)
-            logits = layers.logits(out, model.kernels)
-            token = sample(logits, given, position + 1, model.sampler)
+            logits = layers.logits(out, model.backend)
+            token = sample(logits, given, position + 1, model.backend.sampling)
             drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
             if sure is not None:
                 above = probability(logits, token) > limit
@@ -82,7 +82,7 @@ class Layers:
         drafted = jnp.zeros((num_rows, count), jnp.int32)
         sure = None if limit is None else jnp.zeros((num_rows, count), bool)
         carry = (state.arena, rings, token, before, drafted, sure)
-        if model.kernels == "pallas":  # a loop would make the device wait for the host
+        if not model.backend.branches:  # a loop would make the device wait for the host
             for t in range(count):
                 carry = one(t, carry)
         else:
@@ -161,7 +161,7 @@ class Layers:
                     branches[parent].append(child)
             branches = {node: children for node, children in branches.items() if children}
             # The weights for logits are read once for all of a level.
-            logits = layers.logits(out[:, jnp.array(list(branches))], model.kernels)
+            logits = layers.logits(out[:, jnp.array(list(branches))], model.backend)
             for place, children in enumerate(branches.values()):
                 best = best_tokens(logits[:, place], given, position + level + 1, len(children))
                 tokens = tokens.at[:, jnp.array(children)].set(best)
@@ -198,7 +198,7 @@ def _window(
         state, window, shared=rows.shared, model=model, commits=commits, aligned=rows.aligned
     )
     valid = walk.plan.valid
-    out = layers.through(window.tokens, before, valid, walk.mix, model.kernels)
+    out = layers.through(window.tokens, before, valid, walk.mix, model.backend)
     return out, walk.finish(out)
 
 
@@ -250,7 +250,7 @@ def _copied(columns: jax.Array, state: State, model: Model) -> jax.Array:
     On a CPU they are copied in a loop, because XLA would read them from the ring again later, and keep a copy of all
     of it.
     """
-    if model.kernels == "pallas":
+    if model.backend.launches:
         return jax.lax.optimization_barrier(columns)
     zero = state.slots[0, 0]
 

@@ -32,7 +32,7 @@ class NGram:
         for number in range(1 + max(branches)):
             place, length = longest_match(
                 *(history, last, config.ngram_max, taken[:, :number]),
-                loops=model.kernels == "xla",
+                loops=model.backend.branches,
             )
             # What repeats itself goes on so: after the last token known comes the first of the period.
             offsets = jnp.arange(max(depths)) % jnp.maximum(last - place, 1)[:, None]

@@ -110,7 +110,7 @@ class Mamba2Pallas(ReplayPallas):
             arena = ssd_states_frames(chunk, records=sizes, first_frame=first, **PALLAS)
         else:
             y, arena = ssd_scan_frames(
-                chunk, records=sizes, first_frame=first, implementation=model.scan
+                chunk, records=sizes, first_frame=first, implementation=model.backend.scan
             )
         tail = Tail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),

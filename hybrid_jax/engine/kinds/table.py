@@ -36,4 +36,4 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
 
 def steps_of(spec: Any, model: Model) -> LayerSteps:
     """What layers of a spec do in the steps of a model."""
-    return LAYER_STEPS[model.kernels][type(spec)]
+    return LAYER_STEPS[model.backend.layers][type(spec)]

@@ -81,7 +81,7 @@ def decode(
         )
         h, state = window(params, state, rows, shared=shared, model=model)
         with jax.named_scope("sample"):
-            logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
+            logits = decoder.logits(params, h[:, 0], model.config, model.backend)
             ring_rows = jnp.arange(num_rows)
             state = kept.note_hidden(params, state, ring_rows, h[:, 0], alive, model)
             new, fed, adjust = choose(
@@ -93,7 +93,7 @@ def decode(
                 num_logprobs,
                 adjust,
                 ring_rows,
-                model.sampler,
+                model.backend.sampling,
             )
             out = store(out, step, jax.tree.map(lambda one: one[None], new), alive)
             count = alive.astype(jnp.int32)
@@ -101,7 +101,7 @@ def decode(
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         at = at._replace(position=position + alive.astype(jnp.int32))
-        if model.kernels == "pallas":
+        if model.backend.launches:
             # These change only once the whole step has read the old ones. Otherwise XLA would launch a copy of each.
             zero = frames.zero_after(state, new.tokens)
             at = Cursor(*(number + zero for number in at))

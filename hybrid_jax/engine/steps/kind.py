@@ -175,7 +175,7 @@ class StepKind(abc.ABC):
 
         On a CPU there are two, because there a step branches past what no row asks for.
         """
-        if self.model.sampler == "xla":
+        if self.model.backend.branches:
             return [PLAIN, WHOLE]
         return [Variant(count, adjusts) for adjusts in (False, True) for count in (0, MAX_LOGPROBS)]
 
@@ -195,7 +195,7 @@ class StepKind(abc.ABC):
         On a CPU one variant serves all rows.
         """
         most = Variant(MAX_LOGPROBS if logprobs else 0, adjusts)
-        if self.model.sampler == "xla":
+        if self.model.backend.branches:
             return [next(variant for variant in self.all_variants if variant.covers(most))]
         return [variant for variant in self.all_variants if most.covers(variant)]
 

@@ -71,7 +71,7 @@ def prefill(
         h = last[:, None]
     with jax.named_scope("sample"):
         state = kept.note_hidden(params, state, rows.row, last, length > 0, model)
-        logits = decoder.logits(params, last, model.config, model.kernels)
+        logits = decoder.logits(params, last, model.config, model.backend)
         state, adjust, sampled = first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )
@@ -98,7 +98,7 @@ def first_tokens(
     """
     row = layout.get(batch, "row")
     sampled, fed, adjust = choose(
-        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.sampler
+        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.backend.sampling
     )
     tokens, lengths, rows = state.tokens, state.lengths, jnp.arange(state.tokens.shape[0])
     for r in range(row.shape[0]):

@@ -80,7 +80,7 @@ def verify(
     def advance(carry):
         step, state, out, drafted, adjust = carry
         # A gather for kernels, because XLA would launch a copy for a slice.
-        own = ring_rows if model.kernels == "pallas" else slice(num_rows)
+        own = ring_rows if model.backend.launches else slice(num_rows)
         alive = going(state)
         at = cursor(state.lengths[own], known, read_slot, fold_slot, model)
         room = most = last - at.position
@@ -107,7 +107,7 @@ def verify(
         )
         h, state = window(params, state, rows, shared=shared, model=model, commits=False)
         with jax.named_scope("sample"):
-            logits = decoder.logits(params, h.swapaxes(0, 1), model.config, model.kernels)
+            logits = decoder.logits(params, h.swapaxes(0, 1), model.config, model.backend)
             given = Window(tokens, jnp.where(alive, fed, 0), most, at.position, drafts.sure)
             judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
         state = commit(state, rows, judged.count, model, judged.path)
@@ -239,7 +239,7 @@ def judge(
             num_logprobs,
             judged.adjust,
             ring_rows,
-            model.sampler,
+            model.backend.sampling,
             unjudged,
         )
         put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, t, 0)  # noqa: E731
@@ -270,7 +270,7 @@ def judge(
         None if tree is None else jnp.zeros((num_rows, depth), jnp.int32),
     )
     going = fed > 0
-    if model.kernels == "pallas":  # a loop would make the device wait for the host
+    if not model.backend.branches:  # a loop would make the device wait for the host
         for t in range(depth):
             judged, going = level(t, judged, going)
         return judged

@@ -1,0 +1,74 @@
+"""What steps are made of, on which kinds of device: one entry for each way of making them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """What the steps of an engine are made of.
+
+    Attributes:
+        name: as `EngineConfig.kernels` asks for it. about: the same in words.
+        platforms: "cpu" or what programs a GPU, where it serves by itself.
+        kernels: what runs each operation that `pallas_kernels` has.
+        products: what multiplies, by its name in `layers.linear.PRODUCTS`.
+        layers: what recurrent layers do, by its name in `engine.kinds.table.LAYER_STEPS`.
+        scan, sampling: what scans prompts, and what draws tokens.
+        branches: a loop or a branch may follow a value that the step computes. On a GPU it would wait for the host.
+        launches: a step is a series of launches. A slice of an array that another operation needs is one more, and so
+            is a copy of what is written before all have read it.
+    """
+
+    name: str
+    about: str
+    platforms: tuple[str, ...]
+    kernels: Literal["xla", "pallas"]
+    products: str
+    layers: str
+    scan: Literal["xla", "pallas", "triton"]
+    sampling: Literal["xla", "pallas", "triton"]
+    branches: bool
+    launches: bool
+
+    @property
+    def has_triton(self) -> bool:
+        """Whether Triton kernels take a part."""
+        return "triton" in (self.scan, self.sampling)
+
+
+XLA = Backend(
+    name="xla",
+    about="what XLA compiles",
+    platforms=("cpu", "cuda"),
+    kernels="xla",
+    products="xla",
+    layers="xla",
+    scan="xla",
+    sampling="xla",
+    branches=True,
+    launches=False,
+)
+PALLAS = Backend(
+    name="pallas",
+    about="Pallas kernels",
+    platforms=("cuda",),
+    kernels="pallas",
+    products="pallas",
+    layers="pallas",
+    scan="pallas",
+    sampling="pallas",
+    branches=False,
+    launches=True,
+)
+# Kinds of devices in words.
+PLATFORMS = {
+    "cpu": "CPUs",
+    "cuda": "NVIDIA GPUs",
+    "rocm": "AMD GPUs",
+    "tpu": "TPUs",
+    "METAL": "Apple GPUs",
+}
+BACKENDS = {backend.name: backend for backend in (XLA, PALLAS)}
