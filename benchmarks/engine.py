@@ -45,14 +45,17 @@ from common import header, quantiles, request, run, run_decode, turns, write_jso
 from random_models import CONFIGS, write_model
 
 from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.sampling import SamplingRows, sample
-from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes
-from hybrid_jax.layers.linear import HIGHEST
+from hybrid_jax.geometry import (
+    checkpoint_bytes,
+)
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.products.xla import HIGHEST
 from hybrid_jax.weights import load_model
 
 CASES = ("memory", "sampling", "limits", "decode", "prefill", "shared")

@@ -8,8 +8,13 @@ import jax
 from common import Ceilings
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.costs import prefill_flops, state_elements
-from hybrid_jax.geometry import ITEM_BYTES, Geometry, kv_bytes_per_token, ring_specs
+from hybrid_jax.geometry import (
+    Geometry,
+    kv_bytes_per_token,
+    ring_specs,
+)
 
 DATASHEET_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 SXM, multiply and add counted apart
 

@@ -22,8 +22,8 @@ import numpy as np
 from common import header, quantiles, write_json
 
 from hybrid_jax.config import MoE
-from hybrid_jax.layers.linear import HIGHEST, linear
 from hybrid_jax.layers.mlp import route
+from hybrid_jax.products.xla import HIGHEST, linear
 from pallas_kernels.grouped_linear import ExpertArrays, activate
 from pallas_kernels.grouped_linear.xla import visit_experts
 

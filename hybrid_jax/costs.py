@@ -20,7 +20,11 @@ from hybrid_jax.config import (
     RecurrentMixer,
     source_of,
 )
-from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
+from hybrid_jax.config.arrays import ITEM_BYTES
+from hybrid_jax.geometry import (
+    Geometry,
+    checkpoint_bytes,
+)
 from hybrid_jax.kinds.kind import RecurrentKind, Weights, all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
 
@@ -383,7 +387,4 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def _bytes(weights: Weights, dtype: str) -> int:
-    return sum(
-        weight.size * ITEM_BYTES["float32" if weight.float32 else dtype]
-        for weight in all_weights(weights)
-    )
+    return sum(weight.num_bytes(dtype) for weight in all_weights(weights))

@@ -13,14 +13,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
-from hybrid_jax.config.engine import FP8
+from hybrid_jax.config.arrays import FP8, ITEM_BYTES, ArraySpec
 from hybrid_jax.kinds.kind import StateLayout
 from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
-ITEM_BYTES = {
-    **{"float32": 4, "uint32": 4, "int32": 4},
-    **{"bfloat16": 2, "float16": 2, "uint16": 2, FP8: 1},
-}
 FRAME_TARGET_BYTES = 256 * 1024
 LEAST_FRAME_WORDS = 16
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
@@ -29,19 +25,6 @@ PROMPT_POSITIONS = 32  # prompt positions whose logits exist at once, for their 
 LOGITS_OF_A_ROW = 10  # 7 if nothing is reported or adjusted, 9.6 if both are
 LOGITS_OF_A_POSITION = 2
 KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """Shape and dtype of one device array."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole array."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)

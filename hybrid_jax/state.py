@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import XLA, Attention, Backend, ModelConfig, SpeculationConfig, source_of
-from hybrid_jax.geometry import ArraySpec, Geometry, KVPlace, StatePlace, ring_specs, table_specs
+from hybrid_jax.config.arrays import ArraySpec
+from hybrid_jax.geometry import (
+    Geometry,
+    KVPlace,
+    StatePlace,
+    ring_specs,
+    table_specs,
+)
 
 
 @dataclass(frozen=True)

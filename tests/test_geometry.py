@@ -21,10 +21,10 @@ from hybrid_jax.config import (
     Rope,
     with_cut,
 )
+from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
     FP8,
-    ArraySpec,
     checkpoint_bytes,
     checkpoint_padding,
     fit_geometry,

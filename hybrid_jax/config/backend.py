@@ -14,7 +14,7 @@ class Backend:
         name: as `EngineConfig.kernels` asks for it. about: the same in words.
         platforms: "cpu" or what programs a GPU, where it serves by itself.
         kernels: what runs each operation that `pallas_kernels` has.
-        products: what multiplies, by its name in `layers.linear.PRODUCTS`.
+        products: the module whose `PRODUCTS` multiply.
         layers: what recurrent layers do, by its name in `engine.kinds.table.LAYER_STEPS`.
         scan, sampling: what scans prompts, and what draws tokens.
         branches: a loop or a branch may follow a value that the step computes. On a GPU it would wait for the host.
@@ -44,7 +44,7 @@ XLA = Backend(
     about="what XLA compiles",
     platforms=("cpu", "cuda"),
     kernels="xla",
-    products="xla",
+    products="hybrid_jax.products.xla",
     layers="xla",
     scan="xla",
     sampling="xla",
@@ -56,7 +56,7 @@ PALLAS = Backend(
     about="Pallas kernels",
     platforms=("cuda",),
     kernels="pallas",
-    products="pallas",
+    products="hybrid_jax.products.kernels",
     layers="pallas",
     scan="pallas",
     sampling="pallas",

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hybrid_jax.config.arrays import FP8
 from hybrid_jax.config.backend import BACKENDS
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
@@ -15,7 +16,6 @@ from hybrid_jax.config.speculation import SpeculationConfig
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 SHAPES = ("fine", "coarse")
 KV_CACHE_DTYPES = ("auto", "fp8")
-FP8 = "float8_e4m3fn"  # in pages, for kv_cache_dtype="fp8"
 MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 

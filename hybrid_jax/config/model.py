@@ -37,6 +37,7 @@ class ModelConfig:
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
         float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
+        matrices: how the matrices among them are kept in memory, by its name in `products.formats.FORMATS`.
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
@@ -68,6 +69,7 @@ class ModelConfig:
     residual_in_fp32: bool = False
     float32_norms: bool = False
     dtype: str = "float32"
+    matrices: str = "dense"
     mtp: tuple[LayerSpec, ...] = ()
     draft: ModelConfig | None = None
     cut: int | None = None

@@ -9,7 +9,6 @@ from hybrid_jax.config import Attention
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, own_input, size_of
-from hybrid_jax.layers.linear import products_of
 from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
@@ -56,12 +55,11 @@ def attend_pages(
     layout = page_layout(spec, place, model.geometry)
     offsets, dtype = jnp.arange(size_of(h)[1]), dtype_of(h)
     positions = base[:, None] + (offsets if ancestors is None else depths(ancestors, offsets))
-    linear = products_of(model.backend).parts
     if isinstance(h, CutInput) and spec.source == "group":
         q, qkv = attention.queries(params, h, positions, spec)
     else:
         reads = own_input(h) is not None
-        qkv = attention.joined(params, h, spec, linear)
+        qkv = attention.joined(params, h, spec)
         new = AppendArrays(
             *(qkv, arena, table, base, begin, end),
             **attention.norms_and_rotation(params, positions, spec),
@@ -88,4 +86,4 @@ def attend_pages(
         ),
         implementation=model.backend.kernels,
     )
-    return attention.output(params, y, qkv, spec, linear), arena
+    return attention.output(params, y, qkv, spec), arena

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybrid_jax.config import Attention
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, Parts, StepSize, Weight, Weights
-from hybrid_jax.layers.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
+from hybrid_jax.products.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
 
 # Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
 QUERIES_BY_READING = 64

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hybrid_jax.config import source_of
-from hybrid_jax.layers.parts import num_parts, row_parts
+from hybrid_jax.config.arrays import ArraySpec
+from hybrid_jax.products.formats import FORMATS, Specs
+from hybrid_jax.products.parts import num_parts, row_parts
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
+MATRICES: tuple[Draw, ...] = ("embedding", "matrix", "output")
 FLOAT32_BYTES = 4
 READOUT_FLOPS = 2  # of a state, for each of its elements
 
@@ -25,12 +28,33 @@ class Weight:
             normal; "step_bias" and "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
         float32: it is kept in float32, whatever dtype the other weights have.
         fused: columns of each linear map, where several lie side by side.
+        plain: a small matrix that is always one array, with which products are made in float32.
+        format: how a matrix is kept, by its name in `products.formats.FORMATS`.
     """
 
     shape: tuple[int, ...]
     draw: Draw
     float32: bool = False
     fused: tuple[int, ...] = ()
+    plain: bool = False
+    format: str = "dense"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is multiplied with, and so may be kept in other formats."""
+        return self.draw in MATRICES and not self.plain
+
+    def specs(self, dtype: str) -> Specs:
+        """The arrays that stand for it in a model of this dtype: one, or several by name."""
+        if self.is_matrix:
+            return FORMATS[self.format].specs(self.shape, dtype)
+        return ArraySpec(self.shape, "float32" if self.float32 else dtype)
+
+    def num_bytes(self, dtype: str) -> int:
+        """Bytes of these arrays."""
+        specs = self.specs(dtype)
+        arrays = specs.values() if isinstance(specs, dict) else [specs]
+        return sum(array.num_bytes for array in arrays)
 
     @property
     def size(self) -> int:

@@ -33,13 +33,16 @@ class MoEKind(Kind):
     def weights(self, spec: MoE, width: int) -> Weights:
         inner, count = spec.latent_width or width, spec.num_experts
         experts = _block(inner, spec.width, spec, count)
-        tree: Weights = {"router": Weight(shape=(width, count), draw="matrix"), **experts}
+        tree: Weights = {
+            "router": Weight(shape=(width, count), draw="matrix", plain=True),
+            **experts,
+        }
         if spec.routing == "sigmoid":
             tree["router_bias"] = Weight(shape=(count,), draw="zeros", float32=True)
         if spec.shared_width:
             tree["shared"] = _block(width, spec.shared_width, spec)
             if spec.shared_gate:
-                tree["shared_gate"] = Weight(shape=(width, 1), draw="matrix")
+                tree["shared_gate"] = Weight(shape=(width, 1), draw="matrix", plain=True)
         if spec.latent_width:
             tree["latent_down"] = Weight(shape=(width, inner), draw="matrix")
             tree["latent_up"] = Weight(shape=(inner, width), draw="matrix")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import (
     MLP,
     Attention,
@@ -15,7 +17,7 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.kinds.attention import AttentionKind
 from hybrid_jax.kinds.gated_delta import GatedDeltaKind
-from hybrid_jax.kinds.kind import Kind, RecurrentKind, Weight, Weights
+from hybrid_jax.kinds.kind import Kind, RecurrentKind, Weight, Weights, map_weights
 from hybrid_jax.kinds.mamba1 import Mamba1Kind
 from hybrid_jax.kinds.mamba2 import Mamba2Kind
 from hybrid_jax.kinds.mlp import MLPKind, MoEKind
@@ -83,7 +85,11 @@ def model_weights(config: ModelConfig) -> Weights:
         tree["draft"] = model_weights(config.draft)
     if not config.tie_embeddings:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
-    return tree
+    if config.matrices == "dense":
+        return tree
+    return map_weights(
+        lambda one: replace(one, format=config.matrices) if one.is_matrix else one, tree
+    )
 
 
 def _written(config: ModelConfig) -> Weights:

@@ -15,7 +15,8 @@ import numpy as np
 
 from hybrid_jax.config import Attention, Rope
 from hybrid_jax.layers.cut import CutInput, MixerInput
-from hybrid_jax.layers.linear import HIGHEST, Linear, linear
+from hybrid_jax.products.matrix import product
+from hybrid_jax.products.xla import HIGHEST
 from pallas_kernels import operands
 from pallas_kernels.append_kv import heads
 from pallas_kernels.paged_attention.layout import kept
@@ -38,17 +39,17 @@ def project(
     return q.astype(qkv.dtype), k.astype(qkv.dtype), v, qkv
 
 
-def joined(params: dict, h: MixerInput, spec: Attention, product: Linear = linear) -> jax.Array:
+def joined(params: dict, h: MixerInput, spec: Attention) -> jax.Array:
     """Queries, keys, values, and the gate if there is one, side by side: [B, T, columns], or parts of it.
 
     After a cut, the columns of keys and values come from the cut's output.
     """
     if not isinstance(h, CutInput):
-        return product(h, params["qkv"], params.get("qkv_bias"))
+        return product(h, params["qkv"], params.get("qkv_bias"), out="parts")
     size = spec.num_heads * spec.head_dim
     if h.own is None:
         return h.written
-    own = linear(h.own, params["qkv"], params.get("qkv_bias"))
+    own = product(h.own, params["qkv"], params.get("qkv_bias"))
     return jnp.concatenate([own[..., :size], h.written, own[..., size:]], axis=-1)
 
 
@@ -56,7 +57,7 @@ def queries(
     params: dict, h: CutInput, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array]:
     """Queries [B, T, N, H] of a layer that reads the keys and values of its group; its projection, too."""
-    own = linear(h.read_with(), params["qkv"], params.get("qkv_bias"))
+    own = product(h.read_with(), params["qkv"], params.get("qkv_bias"))
     q = own[..., : spec.num_heads * spec.head_dim]
     q = q.reshape(*q.shape[:2], spec.num_heads, spec.head_dim)
     if spec.qk_norm:
@@ -79,10 +80,8 @@ def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> d
     }
 
 
-def output(
-    params: dict, y: jax.Array, qkv: jax.Array, spec: Attention, last: Linear = linear
-) -> jax.Array:
-    """Gates y [B, T, N, H], if the layer does, and projects it to [B, T, D], or to parts of it if `last` makes parts.
+def output(params: dict, y: jax.Array, qkv: jax.Array, spec: Attention) -> jax.Array:
+    """Gates y [B, T, N, H], if the layer does, and projects it to [B, T, D], or to parts of it.
 
     Args:
         qkv: [B, T, columns] what the layer has projected to, or parts of it; the gate stands in its last N H columns.
@@ -93,7 +92,7 @@ def output(
         gate = jax.lax.slice_in_dim(qkv, size - y.shape[-1], size, axis=-1)
         gate = operands.whole(gate, y.ndim, y.dtype).astype(jnp.float32)
         y = (y.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(y.dtype)
-    return last(y, params["out"], params.get("out_bias"))
+    return product(y, params["out"], params.get("out_bias"), out="parts")
 
 
 def attend(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 from pallas_kernels.records import ProjectionLayout
 
 
@@ -77,7 +77,7 @@ def gates_of(params: dict, h: CutInput, columns: int) -> jax.Array:
     """
     if h.own is None:
         return zeros_like_own(h, columns)
-    return linear(h.own, params["in_proj"], params.get("in_bias"))
+    return product(h.own, params["in_proj"], params.get("in_bias"))
 
 
 def within_cut(layout: ProjectionLayout, h: MixerInput) -> ProjectionLayout:

@@ -21,7 +21,7 @@ from hybrid_jax.layers.cut import (
     gates_of,
     size_of,
 )
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.gated_delta import (
     gated_delta_fold,
@@ -72,7 +72,7 @@ def project(params: dict, h: MixerInput, spec: GatedDelta) -> Inputs:
         z = gates_of(params, h, spec.value_size)
         vkq, a, b = jnp.split(h.written, [sizes[1], sizes[1] + sizes[2]], axis=-1)
     else:
-        projected = linear(h, params["in_proj"])
+        projected = product(h, params["in_proj"])
         z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
     dt = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
     return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
@@ -117,7 +117,7 @@ def activate(convolved: jax.Array, dtype: jnp.dtype, spec: GatedDelta) -> Convol
 def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Array:
     """Norm of each head of y [B, T, M, P], gate z [B, T, M P] and out_proj: [B, T, D]."""
     y = gate(params, y.reshape(z.shape).astype(z.dtype), z, spec, "xla")
-    return linear(y, params["out_proj"])
+    return product(y, params["out_proj"])
 
 
 def gate(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba1
 from hybrid_jax.layers.convolution import depthwise
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 from pallas_kernels.rmsnorm.xla import rms_norm
 from pallas_kernels.selective_scan import selective_scan
 
@@ -32,7 +32,7 @@ class Convolved(NamedTuple):
 
 def project(params: dict, h: jax.Array, spec: Mamba1) -> tuple[jax.Array, jax.Array]:
     """Projects h [B, T, D] to the convolution's inputs x and the gates z, [B, T, E] each."""
-    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    projected = product(h, params["in_proj"], params.get("in_bias"))
     x, z = jnp.split(projected, 2, axis=-1)
     return x, z
 
@@ -42,14 +42,14 @@ def convolve(params: dict, columns: jax.Array, spec: Mamba1) -> Convolved:
     y = depthwise(columns, params["conv"], params.get("conv_bias"))
     x = jax.nn.silu(y).astype(columns.dtype)
     cuts = [spec.dt_rank, spec.dt_rank + spec.state_size]
-    parts = jnp.split(linear(x, params["x_proj"]), cuts, axis=-1)
+    parts = jnp.split(product(x, params["x_proj"]), cuts, axis=-1)
     if spec.norms != "none":
         names = ("dt_norm", "B_norm", "C_norm")
         parts = [
             _norm(part, params.get(name), spec) for part, name in zip(parts, names, strict=True)
         ]
     dt, B, C = parts
-    dt = linear(dt, params["dt_proj"]).astype(jnp.float32)
+    dt = product(dt, params["dt_proj"]).astype(jnp.float32)
     return Convolved(x, jax.nn.softplus(dt + params["dt_bias"].astype(jnp.float32)), B, C)
 
 
@@ -79,7 +79,7 @@ def advance(
 def output(params: dict, y: jax.Array, z: jax.Array) -> jax.Array:
     """Gates y float32[B, T, E] and projects it to [B, T, D]."""
     y = (y * jax.nn.silu(z.astype(jnp.float32))).astype(z.dtype)
-    return linear(y, params["out_proj"], params.get("out_bias"))
+    return product(y, params["out_proj"], params.get("out_bias"))
 
 
 def whole(

@@ -22,7 +22,7 @@ from hybrid_jax.layers.cut import (
     gates_of,
     size_of,
 )
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
 from pallas_kernels.dispatch import Implementation
@@ -71,7 +71,7 @@ def project(params: dict, h: MixerInput, spec: Mamba2) -> Inputs:
         z = gates_of(params, h, spec.inner_size)
         xBC, dt = jnp.split(h.written, [spec.conv_size], axis=-1)
     else:
-        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        projected = product(h, params["in_proj"], params.get("in_bias"))
         ends = [spec.inner_size, spec.inner_size + spec.conv_size]
         z, xBC, dt = jnp.split(projected, ends, axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
@@ -101,7 +101,7 @@ def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2)
     """
     y = y.astype(jnp.float32) + params["D"].astype(jnp.float32)[:, None] * x.astype(jnp.float32)
     y = gate(params, y.reshape(z.shape).astype(z.dtype), z, spec, "xla")
-    return linear(y, params["out_proj"], params.get("out_bias"))
+    return product(y, params["out_proj"], params.get("out_bias"))
 
 
 def gate(

@@ -15,17 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import MoE
-from hybrid_jax.layers.linear import Linear, linear
-from pallas_kernels.dispatch import Implementation
-from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_experts
+from hybrid_jax.products.matrix import Out, mixed, product
+from hybrid_jax.products.xla import linear
+from pallas_kernels.grouped_linear import activate
 
 
-def mlp(
-    params: dict, h: jax.Array, kind: str, first: Linear = linear, last: Linear = linear
-) -> jax.Array:
-    """Runs the block on h [..., D]: [..., D], or parts of it if `last` makes parts."""
-    hidden = activate(first(h, params["up"], params.get("up_bias")), kind)
-    return last(hidden, params["down"], params.get("down_bias"))
+def mlp(params: dict, h: jax.Array, kind: str, *, out: Out = "whole") -> jax.Array:
+    """Runs the block on h [..., D]: [..., D], or parts of it; `out` as of `product`."""
+    hidden = activate(product(h, params["up"], params.get("up_bias")), kind)
+    return product(hidden, params["down"], params.get("down_bias"), out=out)
 
 
 # --- a mixture of experts ---------------------------------------------------------------------------
@@ -55,20 +53,10 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
     return ids, weights * spec.scale
 
 
-def moe(
-    params: dict,
-    h: jax.Array,
-    valid: jax.Array,
-    spec: MoE,
-    product: Linear = linear,
-    kernels: Implementation = "xla",
-) -> jax.Array:
+def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     """Runs the mixture on h [B, T, D]: [B, T, D]. Tokens where `valid` bool[B, T] is false visit no expert.
 
     A token's contributions are summed over its k experts in order, so the result does not depend on the other tokens.
-
-    Args:
-        kernels: implementation of the experts.
     """
     flat = h.reshape(-1, h.shape[-1])
     ids, weights = route(params, flat, spec)
@@ -77,14 +65,13 @@ def moe(
     if spec.latent_width:
         inner = product(flat, params["latent_down"], params.get("latent_down_bias"))
     biases = params.get("up_bias"), params.get("down_bias")
-    experts = ExpertArrays(inner, ids, weights, params["up"], params["down"], *biases)
-    mixed = mix_experts(experts, kind=spec.kind, implementation=kernels)
+    y = mixed(inner, ids, weights, params["up"], params["down"], *biases, kind=spec.kind)
     if spec.latent_width:
-        mixed = product(mixed, params["latent_up"], params.get("latent_up_bias"))
+        y = product(y, params["latent_up"], params.get("latent_up_bias"))
     if spec.shared_width:
-        shared = mlp(params["shared"], flat, spec.kind, product, product)
+        shared = mlp(params["shared"], flat, spec.kind)
         if spec.shared_gate:
             gate = jax.nn.sigmoid(linear(flat, params["shared_gate"]).astype(jnp.float32))
             shared = (shared.astype(jnp.float32) * gate).astype(shared.dtype)
-        mixed = mixed + shared
-    return mixed.reshape(h.shape)
+        y = y + shared
+    return y.reshape(h.shape)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import ShortConv
 from hybrid_jax.layers.convolution import depthwise
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 
 
 def project(params: dict, h: jax.Array, spec: ShortConv) -> tuple[jax.Array, jax.Array]:
     """From h [B, T, D], what is convolved, B * x [B, T, E], and what gates the result, C [B, T, E]."""
-    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    projected = product(h, params["in_proj"], params.get("in_bias"))
     B, C, x = jnp.split(projected, 3, axis=-1)
     return B * x, C
 
@@ -28,7 +28,7 @@ def convolve(params: dict, columns: jax.Array, spec: ShortConv) -> jax.Array:
 
 def output(params: dict, y: jax.Array, C: jax.Array) -> jax.Array:
     """Gates the convolution's result y [B, T, E] and projects it to [B, T, D]."""
-    return linear(C * y, params["out_proj"], params.get("out_bias"))
+    return product(C * y, params["out_proj"], params.get("out_bias"))
 
 
 def whole(

@@ -40,8 +40,8 @@ from hybrid_jax.config import (
 from hybrid_jax.kinds.table import kind_of, written_columns
 from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.cut import CutInput, MixerInput
-from hybrid_jax.layers.linear import Linear, linear_transposed, products_of
 from hybrid_jax.layers.mlp import mlp, moe
+from hybrid_jax.products.matrix import as_matrix, product, product_transposed
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
 from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
@@ -71,27 +71,27 @@ class Written(NamedTuple):
 
     Attributes:
         weights: of the cut. columns: of its projection, by layer and by number among the layer's mixers.
-        u, written: as in `Stream`. product: makes columns.
+        u, written: as in `Stream`.
     """
 
     weights: dict
     columns: dict[tuple[int, int], slice]
     u: jax.Array
     written: jax.Array | None
-    product: Linear
 
     def beside(self, own: jax.Array, index: int, number: int) -> CutInput:
         """The input of a mixer beside its own one, by its layer and its number among the layer's mixers."""
         columns = self.columns[index, number]
         if self.written is not None:
             return CutInput(own, self.written, columns)
-        return CutInput(own, project_part(self.weights, self.u, columns, self.product))
+        return CutInput(own, project_part(self.weights, self.u, columns))
 
 
-def project_part(weights: dict, u: jax.Array, columns: slice, product: Linear) -> jax.Array:
+def project_part(weights: dict, u: jax.Array, columns: slice) -> jax.Array:
     """Some columns [B, T, w] of what the output of a cut u [B, T, D] is projected to, by the cut's weights."""
     bias = weights.get("write_bias")
-    return product(u, weights["write"][:, columns], None if bias is None else bias[columns])
+    write = as_matrix(weights["write"]).columns(columns)
+    return product(u, write, None if bias is None else bias[columns])
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
@@ -124,7 +124,7 @@ def enter_block(
 
 def activation_dtype(params: dict) -> jnp.dtype:
     """The dtype in which blocks compute: that of the embeddings. Some weights are kept wider."""
-    return params["embed"].dtype
+    return as_matrix(params["embed"]).dtype
 
 
 def mix_all(
@@ -147,21 +147,13 @@ def mix_all(
     return sum(others, first)
 
 
-def _mlp(
-    params: dict, normed: jax.Array, valid: jax.Array, spec: MLP, backend: Backend
-) -> jax.Array:
-    return mlp(params, normed, spec.kind, *products_of(backend))
-
-
-def _moe(
-    params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, backend: Backend
-) -> jax.Array:
-    return moe(params, normed, valid, spec, products_of(backend).whole, backend.kernels)
+def _mlp(params: dict, normed: jax.Array, valid: jax.Array, spec: MLP) -> jax.Array:
+    return mlp(params, normed, spec.kind, out="parts")
 
 
 # By the class of the spec. Each mixer takes whole sequences from a zero state, which is the definition that engines are
 # tested against: weights, normed inputs [B, T, D], positions int32[B, T], lengths int32[B], spec. A feed-forward block
-# takes weights, normed inputs, valid bool[B, T], spec, and `backend` as in `walk`.
+# takes weights, normed inputs, valid bool[B, T] and spec.
 MIXERS: dict[type, Callable[..., jax.Array]] = {
     Attention: attention.whole,
     Mamba2: mamba2.whole,
@@ -178,12 +170,12 @@ READS: dict[type, Callable[..., jax.Array]] = {
     Attention: attention.read,
     Mamba2: mamba2.read_whole,
 }
-FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
+FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: moe}
 
 
 def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig) -> Stream:
     """The stream in front of the first layer; arguments as for `walk`."""
-    h = params["embed"][jnp.where(valid, tokens, 0)]
+    h = as_matrix(params["embed"]).rows(jnp.where(valid, tokens, 0))
     if config.residual_in_fp32:
         h = h.astype(jnp.float32)
     if config.embedding_multiplier != 1.0:
@@ -206,9 +198,7 @@ def through(
     def from_cut() -> Written | None:
         if u is None:
             return None
-        return Written(
-            params["cut"], written_columns(config), u, columns, products_of(backend).whole
-        )
+        return Written(params["cut"], written_columns(config), u, columns)
 
     written = from_cut()
     for index in layers:
@@ -225,7 +215,7 @@ def through(
                 given = (h, update, weights["mlp_norm"], real, dtype)
                 h, normed = enter_block(*given, config, backend)
                 run = FEED_FORWARD[type(spec.mlp)]
-                update = run(weights["mlp"], normed, valid, spec.mlp, backend)
+                update = run(weights["mlp"], normed, valid, spec.mlp)
     return Stream(h, update, u, columns)
 
 
@@ -249,7 +239,7 @@ def cross(
     written = None
     if u.shape[1] <= MAX_GRAIN:
         with jax.named_scope("cut"):
-            written = project_part(params["cut"], u, slice(None), products_of(backend).whole)
+            written = project_part(params["cut"], u, slice(None))
     return Stream(h, None, u, written)
 
 
@@ -275,7 +265,7 @@ def write_after_cut(
         if source_of(mixer) == "group":
             continue
         # A product for each mixer: the columns of all of them together would take much memory in a long chunk.
-        written = _written(weights, normed, columns, ends, mixer, products_of(backend).whole)
+        written = _written(weights, normed, columns, ends, mixer)
         own = layer_params(params, index, config)["mixers"][number]
         with jax.named_scope(type(mixer).__name__.lower()):
             mix(own, CutInput(None, written), mixer, (index, number))
@@ -287,12 +277,11 @@ def _written(
     columns: slice,
     ends: Sequence[jax.Array],
     mixer: Any,
-    product: Linear,
 ) -> jax.Array:
     """A mixer's columns [B, T, w] for `write_after_cut`; those that a state is read with are 0 where none are kept."""
 
     def made(tokens: jax.Array, part: slice) -> jax.Array:
-        return project_part(weights, tokens, part, product)
+        return project_part(weights, tokens, part)
 
     parts = kind_of(mixer).parts(mixer)
     if parts.readout is None:
@@ -346,9 +335,9 @@ def walk(
     return leave(params, stream, valid, config)
 
 
-def logits(params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA) -> jax.Array:
-    """h [..., D] before the last norm to float32 logits [..., V]; `backend` as in `walk`."""
-    return head_logits(params, normed_hidden(params, h, config), config, backend)
+def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
+    """h [..., D] before the last norm to float32 logits [..., V]."""
+    return head_logits(params, normed_hidden(params, h, config), config)
 
 
 def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
@@ -356,23 +345,19 @@ def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     return rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
 
 
-def exit_logits(
-    params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA
-) -> jax.Array:
+def exit_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """h [..., D] at the cut to float32 logits [..., V] of its head (SwiftKV, arXiv 2410.03960, appendix E)."""
     own = params["exit"]
     h = rms_norm(h, own["norm"], config.norm_eps).astype(activation_dtype(params))
-    return products_of(backend).whole(h, own["head"]).astype(jnp.float32)
+    return product(h, own["head"]).astype(jnp.float32)
 
 
-def head_logits(
-    params: dict, h: jax.Array, config: ModelConfig, backend: Backend = XLA
-) -> jax.Array:
+def head_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """`logits` of what is normed already."""
     if config.tie_embeddings:
-        out = linear_transposed(h, params["embed"])
+        out = product_transposed(h, params["embed"])
     else:
-        out = products_of(backend).whole(h, params["head"])
+        out = product(h, params["head"])
     out = out.astype(jnp.float32)
     return out if config.logits_multiplier == 1.0 else out * config.logits_multiplier
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import assert_never
+from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.products.operations import OPERATIONS
 
 
 def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
@@ -28,6 +29,10 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
     def normal(*shape: int, scale: float = 1.0) -> jax.Array:
         std = scale / math.sqrt(shape[-2])
         return jnp.asarray(rng.standard_normal(shape, np.float32) * std, dtype)
+
+    def made(weight: Weight) -> Any:
+        numbers = draw(weight)
+        return OPERATIONS[weight.format].encode(numbers) if weight.is_matrix else numbers
 
     def draw(weight: Weight) -> jax.Array:
         kept = "float32" if weight.float32 else dtype
@@ -50,4 +55,4 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
             case draw:
                 assert_never(draw)
 
-    return map_weights(draw, model_weights(config))
+    return map_weights(made, model_weights(config))

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import XLA, Backend, ModelConfig
-from hybrid_jax.layers.linear import products_of
 from hybrid_jax.models import decoder
 from hybrid_jax.models.decoder import Mix, Stream
+from hybrid_jax.products.matrix import product
 from pallas_kernels.rmsnorm.xla import rms_norm
 
 
@@ -42,7 +42,7 @@ def head(
         [rms_norm(embedded, own["embed_norm"], eps), rms_norm(hidden, own["hidden_norm"], eps)],
         axis=-1,
     )
-    stream = Stream(products_of(backend).whole(joined.astype(dtype), own["in_proj"]), None)
+    stream = Stream(product(joined.astype(dtype), own["in_proj"]), None)
     layers, weights = config.drafting, {"embed": params["embed"], "layers": own["layers"]}
     assert layers is not None, "there is a head"
     stream = decoder.through(

@@ -57,7 +57,7 @@ class Drafting(Protocol):
             [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
         """
 
-    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
+    def logits(self, out: jax.Array) -> jax.Array:
         """Logits float32[..., V] of drafts, from what `through` returns."""
 
 
@@ -90,10 +90,10 @@ class DraftStack(NamedTuple):
         assert before is not None, "a head takes hidden states"
         return mtp.head(params, tokens, before, valid, config, mix, backend)
 
-    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
+    def logits(self, out: jax.Array) -> jax.Array:
         """As in `Drafting`."""
         of = decoder.head_logits if self.takes_hidden else decoder.logits
-        return of(self.params, out, self.config, backend)
+        return of(self.params, out, self.config)
 
 
 class ExitStack(NamedTuple):
@@ -123,9 +123,9 @@ class ExitStack(NamedTuple):
         stream = decoder.through(params, stream, valid, range(config.cut), config, mix, backend)
         return decoder.leave(params, stream, valid, config)
 
-    def logits(self, out: jax.Array, backend: Backend) -> jax.Array:
+    def logits(self, out: jax.Array) -> jax.Array:
         """As in `Drafting`."""
-        return decoder.exit_logits(self.params, out, self.config, backend)
+        return decoder.exit_logits(self.params, out, self.config)
 
 
 def stacks(params: dict, config: ModelConfig) -> list[Stack]:

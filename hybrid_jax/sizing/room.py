@@ -10,9 +10,12 @@ from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size, round_size
 from hybrid_jax.config import BACKENDS, PALLAS, XLA, Backend, EngineConfig, ModelConfig
+from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.config.backend import PLATFORMS
 from hybrid_jax.costs import weight_bytes
-from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+from hybrid_jax.geometry import (
+    make_geometry,
+)
 from hybrid_jax.kinds.table import recurrent_kind
 from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device

@@ -17,8 +17,11 @@ from hybrid_jax.config import (
     ModelConfig,
     RecurrentMixer,
 )
+from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.costs import state_elements, weight_count
-from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+from hybrid_jax.geometry import (
+    make_geometry,
+)
 from hybrid_jax.kinds.kind import Kind, StepSize
 from hybrid_jax.kinds.table import kind_of, recurrent_kind, written_columns
 

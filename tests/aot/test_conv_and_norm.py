@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.products.kernels import linear_in_parts
+from hybrid_jax.products.xla import linear
 from pallas_kernels import (
     ConvWindow,
     causal_conv,

@@ -28,12 +28,15 @@ from hybrid_jax.config import (
     SpeculationConfig,
     with_cut,
 )
+from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.steps.kind import WHOLE, Variant
-from hybrid_jax.geometry import ArraySpec, make_geometry
+from hybrid_jax.geometry import (
+    make_geometry,
+)
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.bucket import SLOT_WRITES, AfterCut

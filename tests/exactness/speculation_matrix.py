@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig, SpeculationConfig
-from hybrid_jax.config.engine import FP8
+from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.cut import exit_params
 from hybrid_jax.models.initialize import random_params

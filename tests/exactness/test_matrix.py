@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybrid_jax.config.engine import FP8
+from hybrid_jax.config.arrays import FP8
 from tests.drawing import EVERYTHING
 from tests.exactness.conftest import NAMES
 from tests.exactness.engines import short_of_memory

@@ -24,7 +24,7 @@ from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.layers import gated_delta, mamba2
 from hybrid_jax.layers.cut import CutInput
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.products.matrix import product
 from hybrid_jax.schedule.memory import Memory
 from pallas_kernels.rmsnorm import gated_rmsnorm
 from tests.exactness.conftest import ROOM, SETTINGS, load
@@ -237,7 +237,7 @@ def gate_before_norm():
             groups=spec.num_value_heads,
             implementation="xla",
         )
-        return linear(y, params["out_proj"])
+        return product(y, params["out_proj"])
 
     own = SimpleNamespace(**vars(gated_delta) | {"output": output})
     return mock.patch.object(gated_delta_xla, "gated_delta", own)

@@ -15,8 +15,8 @@ from hybrid_jax.engine.kinds import table as engine_kinds
 from hybrid_jax.engine.kinds.carry import Carry, CarryRecurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
-from hybrid_jax.layers.linear import linear
 from hybrid_jax.models import decoder
+from hybrid_jax.products.matrix import product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class GatedRecurrence(CarryRecurrence):
     """One token after the other."""
 
     def project(self, params: dict, h: jax.Array, spec: Gated) -> tuple[jax.Array, tuple]:
-        x, gate, z = jnp.split(linear(h, params["in_proj"]), 3, axis=-1)
+        x, gate, z = jnp.split(product(h, params["in_proj"]), 3, axis=-1)
         gate = gate.astype(jnp.float32) + params["gate_bias"].astype(jnp.float32) + 2
         return h[..., :0], (x.astype(jnp.float32), jax.nn.sigmoid(gate), z)
 
@@ -98,7 +98,7 @@ class GatedRecurrence(CarryRecurrence):
     def output(self, params: dict, y: jax.Array, rest: tuple, spec: Gated) -> jax.Array:
         z = rest[2]
         y = y * jax.nn.silu(z.astype(jnp.float32))
-        return linear(y.astype(z.dtype), params["out_proj"])
+        return product(y.astype(z.dtype), params["out_proj"])
 
 
 def whole(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers.linear import linear
 from hybrid_jax.layers.mlp import mlp
+from hybrid_jax.products.xla import linear
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MoE
-from hybrid_jax.layers.linear import PRODUCTS
+from hybrid_jax.config import BACKENDS, Backend, MoE
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.layers.mlp import moe, route
+from hybrid_jax.models.matrices import bound
 from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
 WIDTH = 10
@@ -23,13 +24,19 @@ SPECS = {
     "raw_weights_no_groups": replace(NEMOTRON_MOE, normalize=False, num_groups=1, top_groups=1),
 }
 
-jitted = functools.partial(jax.jit, static_argnums=(3, 4, 5))(moe)
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def jitted(params: dict, h, valid, spec: MoE, backend: Backend) -> jax.Array:
+    weights = kind_of(spec).weights(spec, WIDTH)
+    return moe(bound(params, weights, backend), h, valid, spec)
+
+
 KERNELS = pytest.mark.parametrize("kernels", ["xla", "pallas"])
 choose = functools.partial(jax.jit, static_argnums=2)(route)
 
 
 def run(params: dict, h, valid, spec: MoE, kernels: str = "xla") -> jax.Array:
-    return jitted(params, h, valid, spec, PRODUCTS[kernels].whole, kernels)
+    return jitted(params, h, valid, spec, BACKENDS[kernels])
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

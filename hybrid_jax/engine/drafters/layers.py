@@ -64,7 +64,7 @@ class Layers:
             position = rows.at.position + t
             goes_on = rows.alive & (t + 1 < rows.most)
             out, state = self._feed(layers, state, rows, token, before, position, goes_on, model)
-            logits = layers.logits(out, model.backend)
+            logits = layers.logits(out)
             token = sample(logits, given, position + 1, model.backend.sampling)
             drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
             if sure is not None:
@@ -161,7 +161,7 @@ class Layers:
                     branches[parent].append(child)
             branches = {node: children for node, children in branches.items() if children}
             # The weights for logits are read once for all of a level.
-            logits = layers.logits(out[:, jnp.array(list(branches))], model.backend)
+            logits = layers.logits(out[:, jnp.array(list(branches))])
             for place, children in enumerate(branches.values()):
                 best = best_tokens(logits[:, place], given, position + level + 1, len(children))
                 tokens = tokens.at[:, jnp.array(children)].set(best)

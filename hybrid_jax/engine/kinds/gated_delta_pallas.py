@@ -14,7 +14,7 @@ from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, pr
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -46,7 +46,7 @@ class GatedDeltaPallas(ReplayPallas):
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
-        gates, projected = projected_of(params, h, linear_in_parts)
+        gates, projected = projected_of(params, h, out="parts")
         first = jnp.maximum(rows.begin - rows.base, 0)
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -88,7 +88,7 @@ class GatedDeltaPallas(ReplayPallas):
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
-        gates, projected = projected_of(params, h, linear)
+        gates, projected = projected_of(params, h)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         vkq, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -144,4 +144,4 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: GatedDelta) 
     """Norms y [B, T, ...] by heads, gates it by the gates in front of `projected`; then out_proj. Both products may
     come in parts."""
     y = gated_delta.gate(params, y.reshape(*y.shape[:2], -1), projected, spec, "pallas")
-    return linear_in_parts(y, params["out_proj"])
+    return product(y, params["out_proj"], out="parts")

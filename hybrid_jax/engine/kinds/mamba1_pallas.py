@@ -13,7 +13,7 @@ from hybrid_jax.engine.kinds.carry import copies_of_path
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
 from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, CommitRows, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
-from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
+from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
 from pallas_kernels.checkpoint import States, store_states
 from pallas_kernels.selective_scan import (
@@ -47,7 +47,7 @@ class Mamba1Pallas(WithPallasColumns):
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict]:
         rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
-        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         here = {
             "first": jnp.maximum(rows.begin - rows.base, 0),
             "num_valid": jnp.maximum(rows.end - rows.base, 0),
@@ -60,7 +60,7 @@ class Mamba1Pallas(WithPallasColumns):
             given, layer=at.layer, moves=plan.commits, gated=False, **PALLAS
         )
         arrays = SelectiveWindow(
-            *(x, *_inputs(params, x, group.layout.spec, linear_in_parts), projected),
+            *(x, *_inputs(params, x, group.layout.spec, "parts"), projected),
             *(
                 *_weights(params),
                 ring["state"],
@@ -81,7 +81,7 @@ class Mamba1Pallas(WithPallasColumns):
             **PALLAS,
         )
         state = state.with_ring(at.group, conv=conv, state=carried)
-        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, {}
+        return product(y, params["out_proj"], params.get("out_bias"), out="parts"), state, {}
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Copies the state after the last token of a path to where the row's length expects it, too."""
@@ -98,13 +98,13 @@ class Mamba1Pallas(WithPallasColumns):
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
-        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        projected = product(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
         x = short_conv(*given, gated=False, **PALLAS)
         ring = state.rings[at.group]
         arrays = SelectiveChunk(
-            *(x, *_inputs(params, x, group.layout.spec, linear), projected, *_weights(params)),
+            *(x, *_inputs(params, x, group.layout.spec, "whole"), projected, *_weights(params)),
             *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), ring["state"]),
             *(rows.row, (rows.start + rows.length) % ring["state"].shape[2]),
             *(rows.length, rows.state_len),
@@ -120,7 +120,7 @@ class Mamba1Pallas(WithPallasColumns):
         # The tail first: the projection is then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, state=carried)
-        return Chunked(linear_in_parts(y, params["out_proj"], params.get("out_bias")), state)
+        return Chunked(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         own, ring = model.geometry.groups[group], state.rings[group]["state"]
@@ -144,16 +144,14 @@ class Mamba1Pallas(WithPallasColumns):
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _inputs(
-    params: dict, x: jax.Array, spec: Mamba1, product: Linear
-) -> tuple[jax.Array, jax.Array]:
-    """dt [B, T, E] before bias and softplus, as `product` leaves it, and B | C [B, T, 2 R], from x [B, T, E]."""
-    projected = linear_in_parts(x, params["x_proj"])
+def _inputs(params: dict, x: jax.Array, spec: Mamba1, out: Out) -> tuple[jax.Array, jax.Array]:
+    """dt [B, T, E] before bias and softplus, `out` as of `product`, and B | C [B, T, 2 R], from x [B, T, E]."""
+    projected = product(x, params["x_proj"], out="parts")
     sizes = {"dt_norm": spec.dt_rank, "B_norm": spec.state_size, "C_norm": spec.state_size}
     weights = [params.get(name, jnp.ones(size, x.dtype)) for name, size in sizes.items()]
     eps = None if spec.norms == "none" else spec.norm_eps
     dt, BC = scan_inputs(ScanInputs(projected, *weights), eps=eps, **PALLAS)
-    return product(dt, params["dt_proj"]), BC
+    return product(dt, params["dt_proj"], out=out), BC
 
 
 def _weights(params: dict) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -21,7 +21,7 @@ from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, pr
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -62,7 +62,7 @@ class Mamba2Pallas(ReplayPallas):
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
-        gates, projected = projected_of(params, h, linear_in_parts)
+        gates, projected = projected_of(params, h, out="parts")
         arrays = ConvWindow(
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             first=jnp.maximum(rows.begin - rows.base, 0),
@@ -86,7 +86,7 @@ class Mamba2Pallas(ReplayPallas):
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
-        gates, projected = projected_of(params, h, linear)
+        gates, projected = projected_of(params, h)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
@@ -215,7 +215,7 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> j
     Both products may come in parts.
     """
     y = mamba2.gate(params, y.reshape(*y.shape[:2], -1), projected, spec, "pallas")
-    return linear_in_parts(y, params["out_proj"], params.get("out_bias"))
+    return product(y, params["out_proj"], params.get("out_bias"), out="parts")
 
 
 # --- a trial of the Triton scan -------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
 from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows
 from hybrid_jax.layers.cut import CutInput, MixerInput
-from hybrid_jax.layers.linear import Linear
+from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
@@ -34,14 +34,14 @@ class ReplayPallas(WithPallasColumns):
 
 
 def projected_of(
-    params: dict, h: MixerInput, product: Linear
+    params: dict, h: MixerInput, *, out: Out = "whole"
 ) -> tuple[jax.Array | None, jax.Array]:
-    """What has the gates in front, if they are needed, and what has the columns of all else; both may come in parts."""
+    """What has the gates in front, if they are needed, and what has the columns of all else; `out` as of `product`."""
     weights, bias = params["in_proj"], params.get("in_bias")
     if not isinstance(h, CutInput):
-        projected = product(h, weights, bias)
+        projected = product(h, weights, bias, out=out)
         return projected, projected
-    gates = None if h.own is None else product(h.own, weights, bias)
+    gates = None if h.own is None else product(h.own, weights, bias, out=out)
     return gates, h.projected
 
 

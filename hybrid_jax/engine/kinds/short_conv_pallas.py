@@ -12,7 +12,7 @@ from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
 from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State
 from pallas_kernels.short_conv import (
     ShortTail,
@@ -36,7 +36,7 @@ class ShortConvPallas(WithPallasColumns):
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict]:
         rows = plan.rows
-        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         arrays = ShortWindow(
             *(projected, params["conv"], params.get("conv_bias"), state.rings[at.group]["conv"]),
             first=jnp.maximum(rows.begin - rows.base, 0),
@@ -44,7 +44,7 @@ class ShortConvPallas(WithPallasColumns):
             ancestors=rows.ancestors,
         )
         conv, y = short_conv_window(arrays, layer=at.layer, moves=plan.commits, **PALLAS)
-        out = linear_in_parts(y, params["out_proj"], params.get("out_bias"))
+        out = product(y, params["out_proj"], params.get("out_bias"), out="parts")
         return out, state.with_ring(at.group, conv=conv), {}
 
     def chunk(
@@ -52,7 +52,7 @@ class ShortConvPallas(WithPallasColumns):
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
-        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        projected = product(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
         y = short_conv(*given, **PALLAS)
@@ -62,7 +62,7 @@ class ShortConvPallas(WithPallasColumns):
         )
         arena, conv = store_short_tail(tail, layer=at.layer, **PALLAS)
         state = state.replace(arena=arena).with_ring(at.group, conv=conv)
-        return Chunked(linear_in_parts(y, params["out_proj"], params.get("out_bias")), state)
+        return Chunked(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         folds = rows.lengths(model.geometry.grain)

@@ -81,7 +81,7 @@ def decode(
         )
         h, state = window(params, state, rows, shared=shared, model=model)
         with jax.named_scope("sample"):
-            logits = decoder.logits(params, h[:, 0], model.config, model.backend)
+            logits = decoder.logits(params, h[:, 0], model.config)
             ring_rows = jnp.arange(num_rows)
             state = kept.note_hidden(params, state, ring_rows, h[:, 0], alive, model)
             new, fed, adjust = choose(

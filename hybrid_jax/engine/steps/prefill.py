@@ -71,7 +71,7 @@ def prefill(
         h = last[:, None]
     with jax.named_scope("sample"):
         state = kept.note_hidden(params, state, rows.row, last, length > 0, model)
-        logits = decoder.logits(params, last, model.config, model.backend)
+        logits = decoder.logits(params, last, model.config)
         state, adjust, sampled = first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )

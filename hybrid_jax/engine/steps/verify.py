@@ -107,7 +107,7 @@ def verify(
         )
         h, state = window(params, state, rows, shared=shared, model=model, commits=False)
         with jax.named_scope("sample"):
-            logits = decoder.logits(params, h.swapaxes(0, 1), model.config, model.backend)
+            logits = decoder.logits(params, h.swapaxes(0, 1), model.config)
             given = Window(tokens, jnp.where(alive, fed, 0), most, at.position, drafts.sure)
             judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
         state = commit(state, rows, judged.count, model, judged.path)

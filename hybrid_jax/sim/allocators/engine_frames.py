@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.geometry import ITEM_BYTES, Geometry
+from hybrid_jax.geometry import (
+    Geometry,
+)
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence

@@ -5,14 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers import parts as rules
-from hybrid_jax.layers.linear import (
-    linear,
-    linear_in_parts,
-    linear_on_kernels,
-    linear_transposed,
-)
-from hybrid_jax.layers.parts import num_parts
+from hybrid_jax.products import parts as rules
+from hybrid_jax.products.kernels import linear_in_parts, linear_on_kernels
+from hybrid_jax.products.parts import num_parts
+from hybrid_jax.products.xla import linear, linear_transposed
 from pallas_kernels import row_product as row_kernel
 from pallas_kernels import triton
 from pallas_kernels.paged_attention.kernel import Config
