@@ -79,12 +79,14 @@ class Stored:
         layout: of every tensor: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv"
             turns [E, 1, W] into [W, E].
         float32: the values are kept in float32, because these few are worth it.
+        format: in which arrays a matrix is kept (`Weight.format`).
     """
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     layout: Layout
     float32: bool
+    format: str
 
 
 # --- names that most families use -----------------------------------------------------------------
@@ -195,7 +197,13 @@ def _leaf(weight: Weight, names: Names) -> Stored:
         else:
             whole = _as_stored((*shape[:-1], size), layout)
             parts.append(_part(piece, whole, (..., columns)))
-    return Stored(shape=shape, parts=tuple(parts), layout=layout, float32=weight.float32)
+    return Stored(
+        shape=shape,
+        parts=tuple(parts),
+        layout=layout,
+        float32=weight.float32,
+        format=weight.format,
+    )
 
 
 def _part(piece: Piece, shape: tuple[int, ...], place: tuple) -> Part:

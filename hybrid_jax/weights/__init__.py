@@ -3,7 +3,7 @@
 Files are memory-mapped and each parameter is assembled on its own, so loading needs little more memory
 than the model itself.
 
-May import: config, kinds, models, process.
+May import: config, kinds, models, process, products.
 Packages: jax, ml_dtypes, numpy, orbax, safetensors.
 """
 

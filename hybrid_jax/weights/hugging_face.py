@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
 from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
 from hybrid_jax.models.hf_config import HFConfig
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
+from hybrid_jax.products.operations import OPERATIONS
 from hybrid_jax.weights.names import Spelling, nearest, spellings
 from hybrid_jax.weights.recognize import recognized
 from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_file, read_tensors
@@ -72,7 +73,7 @@ def load_hf(
     done = 0
     progress(done, total)
 
-    def build(leaf: Stored) -> jax.Array:
+    def build(leaf: Stored) -> Any:
         nonlocal done
         array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
         read = [tensors[name] for name in _names(leaf) if name in tensors]
@@ -80,7 +81,7 @@ def load_hf(
             tensor.let_go()
         done += sum(tensor.data.nbytes for tensor in read)
         progress(done, total)
-        return array
+        return OPERATIONS[leaf.format].encode(array)
 
     return config, jax.tree.map(build, tree)  # a Stored is a leaf
 

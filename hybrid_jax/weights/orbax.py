@@ -12,6 +12,7 @@ import jax
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.model_directory import copy_carried
+from hybrid_jax.kinds.kind import map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
@@ -120,7 +121,7 @@ def _check_shapes(saved: Path, config: ModelConfig, stored: Any) -> None:
             jax.tree_util.keystr(path): leaf.shape
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
-        for tree in (model_weights(config), stored)
+        for tree in (_specs(config, config.dtype), stored)
     )
     for name in wanted.keys() | found.keys():
         if wanted.get(name) != found.get(name):
@@ -134,8 +135,9 @@ def _dtypes(config: ModelConfig, stored: dict, dtype: str) -> dict:
     """The dtype that each array is to have: orbax casts one by one, so the model is never there in both."""
     if dtype in ("auto", config.dtype):
         return jax.tree.map(lambda leaf: leaf.dtype, stored)
-    return jax.tree.map(
-        lambda weight, leaf: leaf.dtype if weight.float32 else jax.numpy.dtype(dtype),
-        model_weights(config),
-        stored,
-    )
+    return jax.tree.map(lambda spec: jax.numpy.dtype(spec.dtype), _specs(config, dtype))
+
+
+def _specs(config: ModelConfig, dtype: str) -> dict:
+    """The arrays of a model in this dtype, in a tree like its parameters."""
+    return map_weights(lambda weight: weight.specs(dtype), model_weights(config))

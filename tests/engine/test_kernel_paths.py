@@ -29,7 +29,7 @@ from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.layers import linear
+from hybrid_jax.products import kernels as products
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, state_specs
@@ -186,7 +186,7 @@ def test_tokens_are_those_of_xla_where_products_are_split():
         return math.gcd(inner, 4)
 
     of_a_row = mock.patch.multiple(row_kernel, BLOCK_INNER=8, LEAST=8)
-    with mock.patch.object(linear, "num_parts", side_effect=many) as split, of_a_row:
+    with mock.patch.object(products, "num_parts", side_effect=many) as split, of_a_row:
         got, _ = outputs(engine_on("pallas", "bamba"), adjusted=False)
         assert row_kernel.num_parts(32, 64) == 4
     assert split.call_count > 10

@@ -1,0 +1,129 @@
+"""A format and a backend that the package does not have: each is an entry in a table, and everything follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import BACKENDS, XLA
+from hybrid_jax.costs import weight_bytes
+from hybrid_jax.kinds.kind import all_weights
+from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.models.decoder import forward
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.models.matrices import with_matrices
+from hybrid_jax.products.matrix import as_matrix, product
+from hybrid_jax.products.xla import linear
+from hybrid_jax.weights import BUNDLED
+from hybrid_jax.weights.hugging_face import load_hf
+from hybrid_jax.weights.load import load_config, load_model
+from hybrid_jax.weights.orbax import save_orbax
+from tests.drawing import left_to_all
+from tests.engine.test_kernel_paths import engine_of, outputs
+from tests.exactness.engines import one_shape
+from tests.products import backend_of_its_own
+from tests.products.int8 import int8_known
+from tests.tiny_models import tiny_model
+
+# Every kind of layer, and experts; tied and other heads; a cut.
+NAMES = ["nemotron_h_moe", "qwen3_next", "lfm2", "jamba", "with_cut_delta"]
+
+
+@pytest.fixture
+def int8():
+    with int8_known():
+        yield
+
+
+def narrow(name: str):
+    """A tiny model with int8 matrices, and the same numbers in dense ones."""
+    config = replace(tiny_model(name)[0], matrices="int8")
+    params = random_params(config, 0)
+    bound = with_matrices(params, config, XLA)
+    dense = jax.tree.map(
+        lambda leaf: leaf.values if hasattr(leaf, "values") else leaf,
+        bound,
+        is_leaf=lambda leaf: hasattr(leaf, "operations"),
+    )
+    return config, params, dense
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "kernels", ["xla", pytest.param("pallas", marks=[pytest.mark.slow, left_to_all])]
+)
+def test_a_format_of_its_own_runs_in_every_kind_of_layer(int8, name, kernels):
+    """Chunks, decoding, sampling and hits: the tokens of the same numbers in dense matrices."""
+    config, params, dense = narrow(name)
+    plain, room = replace(config, matrices="dense"), {"memory": 192 << 10}
+    with one_shape(16):
+        want, hits = outputs(engine_of(kernels, plain, dense, **room), adjusted=False)
+        got, same_hits = outputs(engine_of(kernels, config, params, **room), adjusted=False)
+    assert got == want
+    assert same_hits == hits > 0
+
+
+def test_bytes_and_random_values_follow_from_the_format(int8):
+    config, params, dense = narrow("nemotron_h_moe")
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert (
+        weight_bytes(config, "float32")
+        == held
+        < 0.4 * weight_bytes(replace(config, matrices="dense"), "float32")
+    )
+    kept = [weight for weight in all_weights(model_weights(config)) if weight.format == "int8"]
+    assert {weight.draw for weight in kept} == {"embedding", "matrix", "output"}
+    assert not any(weight.plain or weight.float32 for weight in kept)
+    tokens = jnp.arange(12)[None]
+    want = forward(dense, tokens, replace(config, matrices="dense"))
+    found = forward(with_matrices(params, config, XLA), tokens, config)
+    np.testing.assert_allclose(found, want, atol=1e-5)
+
+
+def test_files_are_read_into_the_format_and_written_from_it(int8, tmp_path):
+    config = replace(load_config(BUNDLED), matrices="int8")
+    read, params = load_hf(BUNDLED, config, "float32", lambda *bytes_: None)
+    assert read.matrices == "int8" and params["embed"]["codes"].dtype == jnp.int8
+    save_orbax(tmp_path / "model", read, params)
+    again, stored = load_model(tmp_path / "model")
+    assert again == read
+    jax.tree.map(np.testing.assert_array_equal, stored, params)
+    plain = load_hf(BUNDLED, load_config(BUNDLED), "float32", lambda *bytes_: None)[1]
+    head = np.asarray(as_matrix(plain["embed"]).values)
+    found = np.asarray(with_matrices(params, read, XLA)["embed"].values)
+    assert 0 < np.abs(found - head).max() <= np.abs(head).max() / 127
+
+
+def test_a_product_of_columns_is_that_of_the_whole(int8):
+    config, params, _ = narrow("nemotron_h_moe")
+    matrix = with_matrices(params, config, XLA)["head"]
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, config.width)), jnp.float32)
+    want = linear(x, matrix.values)
+    np.testing.assert_allclose(product(x, matrix.columns(slice(3, 9))), want[:, 3:9], atol=1e-6)
+    assert matrix.shape == (config.width, config.vocab_size) and matrix.dtype == jnp.float32
+    np.testing.assert_array_equal(matrix.rows(jnp.array([2, 0])), matrix.values[jnp.array([2, 0])])
+
+
+def test_a_backend_of_its_own_is_one_entry():
+    """Its products, on a CPU, and everything else of XLA: the same tokens, and each matrix went through it."""
+    config, params = tiny_model("bamba")
+    own = replace(XLA, name="own", about="products of a test", products=backend_of_its_own.__name__)
+    backend_of_its_own.COUNTS.clear()
+    with one_shape(16), mock.patch.dict(BACKENDS, {"own": own}):
+        want, hits = outputs(engine_of("xla", config, params), adjusted=False)
+        assert not backend_of_its_own.COUNTS
+        engine = engine_of("own", config, params)
+        assert engine.backend == own
+        assert outputs(engine, adjusted=False) == (want, hits)
+    shapes = {
+        weight.shape
+        for weight in all_weights(model_weights(config))
+        if weight.is_matrix and weight.draw != "embedding"
+    }
+    assert shapes <= Counter(backend_of_its_own.COUNTS).keys()
