@@ -34,7 +34,6 @@ from hybrid_jax.engine.steps.small import CHANGES, READERS
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
-from hybrid_jax.models.matrices import with_matrices
 from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -139,7 +138,7 @@ class Runner:
     def _build(self, name: str, shape: Any = None) -> Program:
         """Makes one of the small programs around the steps."""
         if name in CHANGES:
-            return self._program(name, name, shape, CHANGES[name], 0, {}, takes_weights=False)
+            return self._program(name, name, shape, CHANGES[name], 0, {})
         static: dict[str, Any] = {"model": self.model}
         if name == "prompt_logprobs":
             static["num_logprobs"] = MAX_LOGPROBS
@@ -153,15 +152,8 @@ class Runner:
             "num_logprobs": variant.num_logprobs,
             **kind.static(shape),
         }
-        return self._program(
-            name,
-            f"{shape}{variant.suffix}",
-            shape,
-            kind.run,
-            (1, 2) if kind.takes_weights else (0, 1),
-            static,
-            takes_weights=kind.takes_weights,
-        )
+        donated = (1, 2) if kind.takes_weights else (0, 1)
+        return self._program(name, f"{shape}{variant.suffix}", shape, kind.run, donated, static)
 
     def _program(
         self,
@@ -171,13 +163,9 @@ class Runner:
         function: Callable,
         donated: int | tuple[int, ...],
         static: dict[str, Any],
-        *,
-        takes_weights: bool = True,
     ) -> Program:
         def traced(*args):
             self.num_traces += 1
-            if takes_weights:
-                args = (with_matrices(args[0], self.model.config, self.model.backend), *args[1:])
             return function(*args, **static)
 
         traced.__name__ = name

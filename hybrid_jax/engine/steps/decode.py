@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.engine import frames, kept, pack
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.engine.steps.kind import Made, StepKind, Work
@@ -22,6 +23,7 @@ from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
 from hybrid_jax.state import Model, State
 
 
+@on_matrices
 def decode(
     params: dict,
     state: State,

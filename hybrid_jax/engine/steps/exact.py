@@ -15,6 +15,7 @@ from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import WHOLE, Made, Results, StepKind, Variant, Work
 from hybrid_jax.engine.steps.verify import (
@@ -36,6 +37,7 @@ class ExactBucket(PrefillBucket):
     """The one shape of exact mode: a window of `tokens` = grain for every ring row."""
 
 
+@on_matrices
 def exact_step(
     params: dict,
     state: State,

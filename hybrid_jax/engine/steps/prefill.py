@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import ChunkRows
+from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind, Work
@@ -21,6 +22,7 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, State
 
 
+@on_matrices
 def prefill(
     params: dict,
     state: State,

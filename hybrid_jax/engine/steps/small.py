@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import adjust, kept, rings
+from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder
@@ -28,6 +29,7 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     return state.replace(rings=moved, tokens=tokens, lengths=lengths, drafting=drafting)
 
 
+@on_matrices
 def prompt_logprobs(
     params: dict, h: jax.Array, tokens: jax.Array, *, model: Model, num_logprobs: int
 ) -> Sampled:
@@ -58,6 +60,7 @@ def prompt_logprobs(
     return Sampled(tokens, found)
 
 
+@on_matrices
 def pooled_hidden(
     params: dict, h: jax.Array, begin: jax.Array, end: jax.Array, *, model: Model
 ) -> jax.Array:
@@ -73,11 +76,13 @@ def pooled_hidden(
     return jnp.where(counts[:, :, None], normed.astype(jnp.float32), 0).sum(axis=1)
 
 
+@on_matrices
 def all_hidden(params: dict, h: jax.Array, *, model: Model) -> jax.Array:
     """Hidden states h [R, T, D] before the last norm to float32[R, T, D] after it."""
     return decoder.normed_hidden(params, h, model.config).astype(jnp.float32)
 
 
+@on_matrices
 def all_logprobs(params: dict, h: jax.Array, *, model: Model) -> jax.Array:
     """Hidden states after the last norm, float32[N, D], to the log-probabilities of all tokens, float32[N, V]."""
     logits = decoder.head_logits(params, h.astype(decoder.activation_dtype(params)), model.config)

@@ -15,6 +15,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.decode import Decode, room_for, store
@@ -26,6 +27,7 @@ from hybrid_jax.schedule.plan import DecodeRow, Plan, Row
 from hybrid_jax.state import Model, State
 
 
+@on_matrices
 def verify(
     params: dict,
     state: State,
