@@ -24,7 +24,7 @@ from common import header, quantiles, request, run, run_decode, write_json
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.steps.kind import PLAIN
+from hybrid_jax.engine.steps.step import PLAIN
 from hybrid_jax.schedule import bucket
 from hybrid_jax.weights import BUNDLED, load_model
 

@@ -15,7 +15,7 @@ class Backend:
         platforms: "cpu" or what programs a GPU, where it serves by itself.
         kernels: what runs each operation that `pallas_kernels` has.
         products: the module whose `PRODUCTS` multiply.
-        layers: what recurrent layers do, by its name in `engine.kinds.table.LAYER_STEPS`.
+        layers: what recurrent layers do, by its name in `engine.mixers.table.LAYER_STEPS`.
         scan, sampling: what scans prompts, and what draws tokens.
         branches: a loop or a branch may follow a value that the step computes. On a GPU it would wait for the host.
         launches: a step is a series of launches. A slice of an array that another operation needs is one more, and so

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.mixers.mixer import WindowRows
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State
 

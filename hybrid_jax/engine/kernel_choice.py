@@ -13,7 +13,7 @@ import numpy as np
 
 from hybrid_jax.config import PALLAS, XLA, Attention, Backend, EngineConfig, ModelConfig, MoE
 from hybrid_jax.engine.attend import page_layout
-from hybrid_jax.engine.kinds.table import LAYER_STEPS
+from hybrid_jax.engine.mixers.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, Tail, WindowPlan
+from hybrid_jax.engine.mixers.mixer import ChunkRows, Entry, Tail, WindowPlan
 from hybrid_jax.state import Model, State, to_bits
 
 

@@ -29,8 +29,8 @@ from hybrid_jax.engine.programs.compiling import (
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.serving import Serving, StepKey
-from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.small import CHANGES, READERS
+from hybrid_jax.engine.steps.step import PLAIN, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs

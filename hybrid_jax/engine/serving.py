@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import token_costs
 from hybrid_jax.engine.programs.compiling import Program
-from hybrid_jax.engine.steps.kind import StepKind, Variant
+from hybrid_jax.engine.steps.step import StepKind, Variant
 from hybrid_jax.schedule.plan import Row
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import source_of
 from hybrid_jax.engine import frames, kept, rings
 from hybrid_jax.engine.attend import attend_pages
-from hybrid_jax.engine.kinds.kind import (
+from hybrid_jax.engine.mixers.mixer import (
     ChunkPlan,
     ChunkRows,
     CommitRows,
@@ -25,7 +25,7 @@ from hybrid_jax.engine.kinds.kind import (
     WindowPlan,
     WindowRows,
 )
-from hybrid_jax.engine.kinds.table import steps_of
+from hybrid_jax.engine.mixers.table import steps_of
 from hybrid_jax.geometry import KVPlace, StatePlace
 from hybrid_jax.layers.cut import MixerInput, own_input, with_own
 from hybrid_jax.models import decoder

@@ -33,7 +33,7 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
-from hybrid_jax.engine.steps.kind import WHOLE, Variant
+from hybrid_jax.engine.steps.step import WHOLE, Variant
 from hybrid_jax.geometry import (
     make_geometry,
 )

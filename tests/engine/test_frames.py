@@ -10,9 +10,9 @@ import pytest
 
 from hybrid_jax.config import XLA, EngineConfig
 from hybrid_jax.engine.frames import read_columns, write_columns
-from hybrid_jax.engine.kinds.columns import WithColumns
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import FoldRows, LoadRows
+from hybrid_jax.engine.mixers.columns import WithColumns
+from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.mixers.mixer import FoldRows, LoadRows
 from hybrid_jax.geometry import StateGroup, make_geometry
 from hybrid_jax.kinds.kind import StateLayout
 from hybrid_jax.state import Model, make_state, state_specs

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine.steps.kind import WHOLE, Variant
+from hybrid_jax.engine.steps.step import WHOLE, Variant
 from pallas_kernels.frame_io import read_frames
 from tests.drawing import left_to_all
 from tests.engine.test_donation import (

@@ -22,8 +22,8 @@ from hybrid_jax.engine.serving import Serving
 from hybrid_jax.engine.steps import kind as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
-from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory

@@ -21,7 +21,7 @@ from hybrid_jax.engine.kernel_choice import (
     choose_kernels,
     try_sampling,
 )
-from hybrid_jax.engine.kinds.mamba2_pallas import try_scan
+from hybrid_jax.engine.mixers.mamba2_pallas import try_scan
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.devices import Device

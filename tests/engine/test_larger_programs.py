@@ -17,8 +17,8 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compiling import Background
 from hybrid_jax.engine.steps.decode import Decode
-from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.step import PLAIN
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from tests.exactness.jobs import Job, drive

@@ -16,7 +16,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import serving
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.serving import StepKey
-from hybrid_jax.engine.steps.kind import PLAIN, WHOLE, StepKind
+from hybrid_jax.engine.steps.step import PLAIN, WHOLE, StepKind
 from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from tests.drawing import left_to_all

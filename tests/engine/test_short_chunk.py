@@ -13,7 +13,7 @@ from hybrid_jax.config import EngineConfig, with_cut
 from hybrid_jax.costs import prefill_flops
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
-from hybrid_jax.engine.steps.kind import Variant
+from hybrid_jax.engine.steps.step import Variant
 from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models.initialize import random_params

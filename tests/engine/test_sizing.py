@@ -33,7 +33,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.steps.fork import Fork
-from hybrid_jax.engine.steps.kind import Variant
+from hybrid_jax.engine.steps.step import Variant
 from hybrid_jax.geometry import (
     LOGITS_OF_A_POSITION,
     LOGITS_OF_A_ROW,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import BACKENDS, EngineConfig
-from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
+from hybrid_jax.engine.mixers.mixer import ChunkRows, WindowRows
 from hybrid_jax.engine.walk import (
     ChunkWalk,
     Cursor,

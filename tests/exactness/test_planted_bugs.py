@@ -14,14 +14,14 @@ import pytest
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.engine import FP8
 from hybrid_jax.engine import attend, frames, rings, walk
-from hybrid_jax.engine.kinds import carry, columns, gated_delta_xla, short_conv_xla
-from hybrid_jax.engine.kinds.columns import WithColumns
-from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
+from hybrid_jax.engine.mixers import carry, columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.mixers.columns import WithColumns
+from hybrid_jax.engine.mixers.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.steps import decode, prefill, verify
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
-from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.layers import gated_delta, mamba2
 from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.products.matrix import product

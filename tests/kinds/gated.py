@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine.kinds import table as engine_kinds
-from hybrid_jax.engine.kinds.carry import Carry, CarryRecurrence
+from hybrid_jax.engine.mixers import table as engine_kinds
+from hybrid_jax.engine.mixers.carry import Carry, CarryRecurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.models import decoder

@@ -13,7 +13,7 @@ from pathlib import Path
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_count
-from hybrid_jax.engine.kinds.table import LAYER_STEPS
+from hybrid_jax.engine.mixers.table import LAYER_STEPS
 from hybrid_jax.inspection.report import ModelReport, inspect_model
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import FAMILIES

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
-from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.mixers.mixer import WindowRows
 from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_sampling
 from hybrid_jax.engine.token_groups import largest
 from hybrid_jax.engine.walk import WindowWalk

@@ -11,11 +11,11 @@ import numpy as np
 
 from hybrid_jax.engine import frames, kept, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.mixers.mixer import WindowRows
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
-from hybrid_jax.engine.steps.kind import Made, StepKind, Work
+from hybrid_jax.engine.steps.step import Made, StepKind, Work
 from hybrid_jax.engine.walk import Cursor, cursor, fold_full, prepare, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket

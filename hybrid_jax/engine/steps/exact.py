@@ -14,10 +14,10 @@ from hybrid_jax.engine import frames, kept, pack, rings, walk
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
-from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.mixers.mixer import FoldRows, WindowRows
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import WHOLE, Made, Results, StepKind, Variant, Work
+from hybrid_jax.engine.steps.step import WHOLE, Made, Results, StepKind, Variant, Work
 from hybrid_jax.engine.steps.verify import (
     Window,
     judge,

@@ -13,8 +13,8 @@ import numpy as np
 from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import Made, StepKind, Work
 from hybrid_jax.engine.steps.prefill import first_tokens
+from hybrid_jax.engine.steps.step import Made, StepKind, Work
 from hybrid_jax.schedule.plan import ForkRow, Plan
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, State

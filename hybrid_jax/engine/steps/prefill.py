@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.kinds.kind import ChunkRows
+from hybrid_jax.engine.mixers.mixer import ChunkRows
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.engine.steps.kind import Made, StepKind, Work
+from hybrid_jax.engine.steps.step import Made, StepKind, Work
 from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import AfterCut, PrefillBucket

@@ -6,8 +6,8 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.fork import Fork
-from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.state import Model
 

@@ -14,12 +14,12 @@ from hybrid_jax.engine import kept, pack
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
-from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.mixers.mixer import WindowRows
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.decode import Decode, room_for, store
-from hybrid_jax.engine.steps.kind import Made, Results
+from hybrid_jax.engine.steps.step import Made, Results
 from hybrid_jax.engine.walk import commit, cursor, fold_full, prepare, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket

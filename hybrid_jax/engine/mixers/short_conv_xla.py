@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import ShortConv
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns import Convolved, WithColumns, convolve_window, fold_layers
-from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, Entry, FoldRows, Tail, WindowPlan
+from hybrid_jax.engine.mixers.columns import Convolved, WithColumns, convolve_window, fold_layers
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, Entry, FoldRows, Tail, WindowPlan
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.layers import short_conv

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows
+from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, Mamba1
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.carry import copies_of_path
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, CommitRows, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.carry import copies_of_path
+from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, CommitRows, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State

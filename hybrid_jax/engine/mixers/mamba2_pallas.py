@@ -14,10 +14,10 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, Entry, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.mamba2_xla import rescan
-from hybrid_jax.engine.kinds.replay import Scanned
-from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
+from hybrid_jax.engine.mixers.mamba2_xla import rescan
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, Entry, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.replay import Scanned
+from hybrid_jax.engine.mixers.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut

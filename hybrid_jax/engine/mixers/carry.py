@@ -15,13 +15,13 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns import (
+from hybrid_jax.engine.mixers.columns import (
     Convolved,
     WithColumns,
     convolve_window,
     fold_layers,
 )
-from hybrid_jax.engine.kinds.kind import (
+from hybrid_jax.engine.mixers.mixer import (
     Chunked,
     ChunkPlan,
     CommitRows,

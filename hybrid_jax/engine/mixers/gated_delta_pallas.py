@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, GatedDelta
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records, projected_of
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import (
+from hybrid_jax.engine.mixers.mixer import (
     CommitRows,
     Entry,
     FoldRows,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from hybrid_jax.config import GatedDelta, Mamba1, Mamba2, ShortConv
-from hybrid_jax.engine.kinds.carry import Carry
-from hybrid_jax.engine.kinds.gated_delta_pallas import GatedDeltaPallas
-from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
-from hybrid_jax.engine.kinds.kind import LayerSteps
-from hybrid_jax.engine.kinds.mamba1_pallas import Mamba1Pallas
-from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
-from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
-from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
-from hybrid_jax.engine.kinds.replay import Replay
-from hybrid_jax.engine.kinds.short_conv_pallas import ShortConvPallas
-from hybrid_jax.engine.kinds.short_conv_xla import ShortConvSteps
+from hybrid_jax.engine.mixers.carry import Carry
+from hybrid_jax.engine.mixers.gated_delta_pallas import GatedDeltaPallas
+from hybrid_jax.engine.mixers.gated_delta_xla import GatedDeltaRecurrence
+from hybrid_jax.engine.mixers.mamba1_pallas import Mamba1Pallas
+from hybrid_jax.engine.mixers.mamba1_xla import Mamba1Recurrence
+from hybrid_jax.engine.mixers.mamba2_pallas import Mamba2Pallas
+from hybrid_jax.engine.mixers.mamba2_xla import Mamba2Recurrence
+from hybrid_jax.engine.mixers.mixer import LayerSteps
+from hybrid_jax.engine.mixers.replay import Replay
+from hybrid_jax.engine.mixers.short_conv_pallas import ShortConvPallas
+from hybrid_jax.engine.mixers.short_conv_xla import ShortConvSteps
 from hybrid_jax.state import Model
 
 LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
-from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
-from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence
+from hybrid_jax.engine.mixers.mixer import ChunkRows, Entry
+from hybrid_jax.engine.mixers.replay import Fields, Past, ReplayRecurrence
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import MixerInput
 from hybrid_jax.layers.gated_delta import Inputs, Records

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
-from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence, Scanned
+from hybrid_jax.engine.mixers.mixer import ChunkRows, Entry
+from hybrid_jax.engine.mixers.replay import Fields, Past, ReplayRecurrence, Scanned
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from pallas_kernels.dispatch import Implementation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from hybrid_jax.config import Mamba1
-from hybrid_jax.engine.kinds.carry import CarryRecurrence
+from hybrid_jax.engine.mixers.carry import CarryRecurrence
 from hybrid_jax.layers import mamba1
 from hybrid_jax.layers.mamba1 import Convolved
 

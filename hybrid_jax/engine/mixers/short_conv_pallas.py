@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, ShortConv
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import Chunked, ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns import read_columns
-from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows, LayerSteps, LoadRows
+from hybrid_jax.engine.mixers.columns import read_columns
+from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows, LayerSteps, LoadRows
 from hybrid_jax.state import Model, State
 from pallas_kernels.checkpoint import Columns, store_columns
 
