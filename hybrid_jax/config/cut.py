@@ -56,7 +56,7 @@ def with_cut(
     if cut == len(config.layers):
         return config
     layers = layers_with_cut(config.layers, cut, kv_group, state_group)
-    return replace(config, layers=layers, cut=cut, kv_group=kv_group, state_group=state_group)
+    return replace(config, layers=layers, cut=cut)
 
 
 def with_inner_cut(config: ModelConfig, cut: int, **form: Any) -> ModelConfig:
@@ -135,7 +135,7 @@ def regrouped(config: ModelConfig, *, kv_group: int = 1, state_group: int = 1) -
         raise ValueError("regrouped: the model has no cut, so no layers share")
     plain = without_cuts(config.layers)
     layers = layers_with_cut(plain, config.cut, kv_group, state_group)
-    return replace(config, layers=layers, kv_group=kv_group, state_group=state_group)
+    return replace(config, layers=layers)
 
 
 def without_cut(mixer: Any) -> Any:

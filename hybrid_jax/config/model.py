@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import UnionType
 
 from hybrid_jax.config.checks import must, one_of, positive, require
 from hybrid_jax.config.cut import have_cut, without_cuts
@@ -41,8 +42,6 @@ class ModelConfig:
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
-        kv_group, state_group: how many attention layers after the cut share keys and values, and how many recurrent
-            layers there share a state.
         exit_head: there is a head on the output of the cut, which drafts; False unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
@@ -73,8 +72,6 @@ class ModelConfig:
     mtp: tuple[LayerSpec, ...] = ()
     draft: ModelConfig | None = None
     cut: int | None = None
-    kv_group: int = 1
-    state_group: int = 1
     exit_head: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -101,12 +98,11 @@ class ModelConfig:
     def _check_cut(self) -> None:
         if self.cut is None:
             sources = [source_of(mixer) for layer in self.layers for mixer in layer.mixers]
-            alone = set(sources) <= {"own"} and self.kv_group == self.state_group == 1
+            alone = set(sources) <= {"own"}
             must(self, "cut", alone, "given if layers write from it; use config.cut.with_cut")
             must(self, "exit_head", not self.exit_head, "False without a cut")
             return
-        form = (self.cut, self.kv_group, self.state_group)
-        good = have_cut(self.layers, *form)
+        good = have_cut(self.layers, self.cut, self.kv_group, self.state_group)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
         must(self, "layers", good, what, "others")
         why = "the tokens of prompts have no last hidden states, from which it drafts"
@@ -141,10 +137,23 @@ class ModelConfig:
             self,
             layers=tuple(layers),
             cut=None,
-            kv_group=1,
-            state_group=1,
             exit_head=False,
         )
+
+    @property
+    def kv_group(self) -> int:
+        """How many attention layers after the cut share keys and values."""
+        return self._group_size(Attention)
+
+    @property
+    def state_group(self) -> int:
+        """How many recurrent layers after the cut share a state."""
+        return self._group_size(RecurrentMixer)
+
+    def _group_size(self, kinds: type | UnionType) -> int:
+        later = [mixer for index in self.later for mixer in self.layers[index].mixers]
+        sources = [source_of(mixer) for mixer in later if isinstance(mixer, kinds)]
+        return len(sources) // sources.count("cut") if "cut" in sources else 1
 
     @property
     def later(self) -> range:

@@ -44,8 +44,10 @@ CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, an
 FETCH_ORIGINAL = "fetch the original model, in safetensors and not quantised"
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
 EXIT_HEAD = "exit_head"  # true if there is a head on the cut
-# Fields that stored models may still have, with the only value that is read: the one that changes nothing.
-FORMER_FIELDS = {"own_readout": False}
+# Fields that stored models may still have, with the only value that is read: the one that changes nothing. ANY is said
+# of those that follow from others.
+ANY = object()
+FORMER_FIELDS = {"own_readout": False, "kv_group": ANY, "state_group": ANY}
 
 
 class CheckpointNotFound(FileNotFoundError, ValueError):
@@ -247,7 +249,7 @@ def without_former_fields(fields: dict) -> dict:
         ValueError: one that models no longer have asks for something.
     """
     for name, value in FORMER_FIELDS.items():
-        if fields.get(name, value) != value:
+        if value is not ANY and fields.get(name, value) != value:
             raise ValueError(
                 f"{name} is no longer supported, since it gained nothing, got {fields[name]!r}; make the model again "
                 "without it, as with `hybrid-jax distill`"

@@ -197,7 +197,7 @@ def test_a_config_that_says_two_things_is_refused():
     with pytest.raises(ValueError, match="cut must be given if layers write from it; use"):
         replace(config, cut=None)
     with pytest.raises(ValueError, match="layers must be those that config.cut.with_cut makes"):
-        replace(config, cut=3, kv_group=1, state_group=1)
+        replace(config, cut=3)
     with pytest.raises(ValueError, match="mtp must be empty if there is a cut, because"):
         replace(config, mtp=config.layers[:1])
     with pytest.raises(ValueError, match="draft must be a model without a cut, got one with cut 2"):

@@ -56,7 +56,8 @@ def test_config_of_no_family_survives_json():
 
 def test_a_former_field_is_read_where_it_changed_nothing():
     data = to_json(config_of(GOLDENS[0]))
-    assert from_json(data | {"own_readout": False}) == config_of(GOLDENS[0])
+    former = {"own_readout": False, "kv_group": 1, "state_group": 1}
+    assert from_json(data | former) == config_of(GOLDENS[0])
     with pytest.raises(ValueError, match="own_readout is no longer supported, .* got True"):
         from_json(data | {"own_readout": True})
 
