@@ -63,6 +63,7 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
         lines = os.fsdecode(cgroups.read_bytes()).splitlines()
     except OSError:
         return
+    names: tuple[str, ...]
     for line in lines:
         # "0::/user.slice" is of version 2, "4:cpu,memory:/docker/1f" of version 1
         number, _, rest = line.partition(":")

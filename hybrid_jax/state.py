@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 
 from hybrid_jax.config import XLA, Attention, Backend, ModelConfig, SpeculationConfig, source_of
 from hybrid_jax.config.arrays import ArraySpec
@@ -44,8 +44,8 @@ class Model:
         It has cached that itself, or the first mixer of its group has.
         """
         kv, states = iter(self.geometry.kv), iter(self.geometry.states)
-        found = {
-            (index, number): next(kv if isinstance(mixer, Attention) else states)
+        found: dict[tuple[int, int], KVPlace | StatePlace] = {
+            (index, number): next(kv) if isinstance(mixer, Attention) else next(states)
             for index, layer in enumerate(self.config.all_layers)
             for number, mixer in enumerate(layer.mixers)
             if source_of(mixer) != "group"
@@ -60,8 +60,7 @@ class Model:
         return jnp.dtype(self.geometry.dtype)
 
 
-@flax.struct.dataclass(kw_only=True, repr=False)
-class State:
+class State(PyTreeNode, kw_only=True, repr=False):
     """Everything that a step reads and writes; donated to each step and returned by it.
 
     The sizes are U frames of W words, L layers of a group (`StateGroup`), B rows of which the last one is a sink for

@@ -111,7 +111,7 @@ def simulate(
             *asked,
             decode=spec.decode,
             grain=grain or 32,
-            shapes=shapes,
+            shapes="coarse" if shapes == "coarse" else "fine",
             **told,
         )
     else:

@@ -361,9 +361,9 @@ Mixer = Attention | RecurrentMixer
 FeedForward = MLP | MoE
 
 
-def source_of(mixer: Mixer) -> Source:
+def source_of(block: Mixer | FeedForward) -> Source:
     """What a mixer's keys and values, or its state, are made of; kinds without a form after a cut do not say."""
-    return getattr(mixer, "source", "own")
+    return getattr(block, "source", "own")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.struct import PyTreeNode
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.pack import Layout
@@ -27,10 +27,10 @@ from hybrid_jax.engine.sampling import (
 )
 from hybrid_jax.geometry import adjust_specs
 from hybrid_jax.schedule.request import Request
+from pallas_kernels.dispatch import Implementation
 
 
-@flax.struct.dataclass
-class Adjust:
+class Adjust(PyTreeNode):
     """Counts and biases for each ring row and token; the sink's row is the last one.
 
     Attributes:
@@ -53,8 +53,8 @@ def row_of(request: Request, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     params = request.params
     counts = 2 * np.bincount(request.output, minlength=vocab_size).astype(np.int32)
     counts[request.prompt] += 1
-    bias = np.zeros(vocab_size, np.float32)
-    for token, value in params.logit_bias:
+    bias: np.ndarray = np.zeros(vocab_size, np.float32)
+    for token, value in dict(params.logit_bias or ()).items():
         bias[token] = value
     if params.allowed_token_ids is not None:
         allowed = bias[list(params.allowed_token_ids)]
@@ -130,7 +130,7 @@ def choose(
     num_logprobs: int,
     adjust: Adjust | None,
     ring_rows: jax.Array,
-    sampler: str,
+    sampler: Implementation,
     kept: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[Sampled, jax.Array, Adjust | None]:
     """Samples a token per row, from adjusted logits if there are any, and counts the tokens drawn.
@@ -154,7 +154,7 @@ def choose(
     other = logits
     if adjust is not None:
 
-        def change():
+        def change(adjust: Adjust = adjust) -> jax.Array:
             return adjusted(logits, adjust, ring_rows, layout, batch)
 
         asked = (layout.get(batch, "adjusted") > 0).any()

@@ -20,6 +20,7 @@ from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import backend_on, why_no_kernels
 from pallas_kernels import jax_triton
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
@@ -80,9 +81,13 @@ def choose_kernels(
         ask["scan"] = lambda: _first(trials.of_scan(group, geometry) for group in geometry.groups)
     none = _why_no_triton(backend, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
-    by_triton = {name: "triton" for name, reason in reasons.items() if reason is None}
+    triton = {name for name, reason in reasons.items() if reason is None}
     return Kernels(
-        backend=replace(backend, **by_triton),
+        backend=replace(
+            backend,
+            scan="triton" if "scan" in triton else backend.scan,
+            sampling="triton" if "sampling" in triton else backend.sampling,
+        ),
         not_triton={name: reason for name, reason in reasons.items() if reason is not None},
     )
 
@@ -232,7 +237,7 @@ def try_sampling(vocab_size: int) -> str | None:
     return f"{wrong} of {want.size} tokens are not the Pallas kernel's" if wrong else None
 
 
-def _tokens(given: SamplingArrays, implementation: str) -> np.ndarray:
+def _tokens(given: SamplingArrays, implementation: Implementation) -> np.ndarray:
     """The tokens int32[2, B] of two steps, each with keys of its own."""
 
     def draw(step, tokens):

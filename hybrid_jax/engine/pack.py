@@ -115,7 +115,7 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
 def _sampling(request: Request) -> np.ndarray:
     """A request's columns `SAMPLING`."""
     layout, params = Layout(SAMPLING), request.params
-    batch = np.zeros((1, layout.size), np.int32)
+    batch: np.ndarray = np.zeros((1, layout.size), np.int32)
     seed = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
     layout.set(batch, 0, "seed", seed)
     layout.set(batch, 0, "sample_index", request.sample_index)

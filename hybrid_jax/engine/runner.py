@@ -428,8 +428,9 @@ class Runner:
             jobs += [("write_slots", functools.partial(self._write_slots, [empty_slot]))]
         steps = self._warm_steps(logprobs, adjusts)
         if any(variant.adjusts for *_, variant in steps):
-            empty = np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
-            load = functools.partial(self._load_adjust, sink, *empty)
+            counts: np.ndarray = np.zeros(vocab, np.int32)
+            bias: np.ndarray = np.zeros(vocab, np.float32)
+            load = functools.partial(self._load_adjust, sink, counts, bias)
             jobs += [("load_adjust", load), ("move_adjust", move)]
         found = [WarmUp(name, job) for name, job in jobs]
         for number, kind, shape, variant in steps:
@@ -440,10 +441,11 @@ class Runner:
             found.append(WarmUp(f"{shape}{variant.suffix}", job, ahead, rank))
         # They may run in another order, and turns between them.
         numbers = itertools.count(1)
-        return [
-            program._replace(run=lambda run=program.run: self._warm(run, next(numbers), len(found)))
-            for program in found
-        ]
+
+        def counted(run: Callable[[], object]) -> Callable[[], None]:
+            return lambda: self._warm(run, next(numbers), len(found))
+
+        return [program._replace(run=counted(program.run)) for program in found]
 
     def _warm_steps(
         self, logprobs: bool, adjusts: bool
@@ -478,10 +480,12 @@ class Runner:
     def close(self) -> None:
         """Frees the state and drops the weights."""
         self._background.close()
-        self.state = self.adjust = self.params = None
+        # Nothing runs a step any more.
+        self.state = self.adjust = self.params = None  # type: ignore[assignment]
         self._executables.clear()
 
     def rebuild(self) -> None:
         """Throws the state away, consumed or not, and starts from an empty one."""
-        self.state = self.adjust = None
+        # What is there is freed before its like is made.
+        self.state = self.adjust = None  # type: ignore[assignment]
         self.state = make_state(self.specs)

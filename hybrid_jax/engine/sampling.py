@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine import token_groups
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.token_groups import GROUP, largest
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 
@@ -76,7 +77,7 @@ def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
 
 
 def sample(
-    logits: jax.Array, rows: SamplingRows, positions: jax.Array, sampler: str = "xla"
+    logits: jax.Array, rows: SamplingRows, positions: jax.Array, sampler: Implementation = "xla"
 ) -> jax.Array:
     """Chooses a token per row: argmax of logits / temperature + Gumbel noise over the kept tokens.
 

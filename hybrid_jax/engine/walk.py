@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import source_of
+from hybrid_jax.config import Attention, source_of
 from hybrid_jax.engine import frames, kept, rings
 from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.mixers.mixer import (
@@ -244,6 +244,7 @@ class WindowWalk:
         assert normed is not None, "every mixer of a window reads"
         given = with_own(given, self.beside.apart(normed))
         if isinstance(place, KVPlace):
+            assert isinstance(spec, Attention), "a place of keys and values is an attention layer's"
             table = self.beside.tie(rows.table, normed, self.state)
             span = (rows.base, rows.begin, rows.end, place)
             out, arena = attend_pages(
@@ -329,6 +330,7 @@ class ChunkWalk:
         else:
             given = with_own(given, self.beside.apart(normed))
         if isinstance(place, KVPlace):
+            assert isinstance(spec, Attention), "a place of keys and values is an attention layer's"
             if source_of(spec) == "group" and own_input(given) is None:
                 return self.writes_of
             span = (rows.start, rows.start, self.end, place)

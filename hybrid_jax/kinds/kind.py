@@ -132,7 +132,7 @@ class StateLayout:
     channels: int
     records: tuple[tuple[str, int, str | None], ...]
     carries: bool = False
-    spec: object = None
+    spec: Any = None
 
     @property
     def state_words(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class CutInput(NamedTuple):
         return CutInput(self.own, self.written)
 
 
-MixerInput = jax.Array | CutInput
+MixerInput: TypeAlias = jax.Array | CutInput
 
 
 def own_input(h: MixerInput) -> jax.Array | None:

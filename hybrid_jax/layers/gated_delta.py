@@ -23,6 +23,7 @@ from hybrid_jax.layers.cut import (
 )
 from hybrid_jax.products.matrix import product
 from pallas_kernels.causal_conv.reference import of_length_one
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.gated_delta import (
     gated_delta_fold,
     gated_delta_scan,
@@ -121,7 +122,11 @@ def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Ar
 
 
 def gate(
-    params: dict, y: jax.Array, projected: jax.Array, spec: GatedDelta, implementation: str
+    params: dict,
+    y: jax.Array,
+    projected: jax.Array,
+    spec: GatedDelta,
+    implementation: Implementation,
 ) -> jax.Array:
     """Norm of each head of y [B, T, M P], then times silu(z).
 
@@ -159,7 +164,7 @@ def scan(
     lengths: jax.Array,
     state_lengths: jax.Array,
     spec: GatedDelta,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Records]:
     """Runs a chunk of tokens from a checkpoint.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Mamba1
 from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.products.matrix import product
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.rmsnorm.xla import rms_norm
 from pallas_kernels.selective_scan import selective_scan
 
@@ -64,7 +65,7 @@ def advance(
     state: jax.Array,
     valid: jax.Array,
     kept: jax.Array,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs T tokens from a state [B, E, R]: y float32[B, T, E] with the skip D x, and the states [B, K, E, R] after
     `kept` int32[B, K] tokens. Tokens that are not `valid` bool[B, T] change nothing."""

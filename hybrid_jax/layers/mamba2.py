@@ -105,7 +105,7 @@ def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2)
 
 
 def gate(
-    params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2, implementation: str
+    params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2, implementation: Implementation
 ) -> jax.Array:
     """y [B, T, M P] times silu(z), with the norm that the spec says.
 
@@ -150,7 +150,7 @@ def scan(
     lengths: jax.Array,
     state_lengths: jax.Array,
     spec: Mamba2,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Records]:
     """Runs a chunk of tokens from a checkpoint.
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from hybrid_jax.config import MoE
 from hybrid_jax.products.matrix import Out, mixed, product
 from hybrid_jax.products.xla import linear
-from pallas_kernels.grouped_linear import activate
+from pallas_kernels.grouped_linear import Activation, activate
 
 
-def mlp(params: dict, h: jax.Array, kind: str, *, out: Out = "whole") -> jax.Array:
+def mlp(params: dict, h: jax.Array, kind: Activation, *, out: Out = "whole") -> jax.Array:
     """Runs the block on h [..., D]: [..., D], or parts of it; `out` as of `product`."""
     hidden = activate(product(h, params["up"], params.get("up_bias")), kind)
     return product(hidden, params["down"], params.get("down_bias"), out=out)

@@ -31,7 +31,8 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
     """
     if config.cut is None:
         return params
-    layers, written = list(params["layers"]), {}
+    layers = list(params["layers"])
+    written: dict[Place, jax.Array] = {}
     for group in config.groups_after_cut:
         written |= _write_weights(params, config, group)
     for index in config.later:
@@ -80,7 +81,8 @@ def _write_weights(
 
 def _parts(weights: dict, mixer: Mixer) -> PartWeights:
     """The parts of the projection of a mixer without a cut."""
-    matrix, bias = (weights.get(name) for name in kind_of(mixer).projection)
+    matrix_name, bias_name = kind_of(mixer).projection
+    matrix, bias = weights[matrix_name], weights.get(bias_name)
     bias = jnp.zeros(matrix.shape[1], matrix.dtype) if bias is None else bias
     whole, found, start = jnp.concatenate([matrix, bias[None]]), {}, 0
     for name, size in kind_of(mixer).parts(without_cut(mixer)).own.items():

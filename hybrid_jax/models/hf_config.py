@@ -392,10 +392,10 @@ class HFConfig:
             raise NotImplementedError(
                 f"{self.family}: partial_rotary_factor {fraction!r} is not supported, only 1.0"
             )
-        name = ("partial_rotary_factor",)
-        fraction = self.checked_number(name, fraction, "a number in (0, 1]", True)
+        asked = ("partial_rotary_factor",)
+        fraction = self.checked_number(asked, fraction, "a number in (0, 1]", True)
         if fraction > 1:
-            self._refuse(name, "a number in (0, 1]", fraction)
+            self._refuse(asked, "a number in (0, 1]", fraction)
         dim = int(head_dim * fraction)
         if dim % 2 or dim <= 0:
             raise NotImplementedError(
@@ -419,22 +419,28 @@ class HFConfig:
                 raise ValueError(f"{self.family}: rope_type {kind!r} in config.json needs {name}")
             return self.checked_number((f"{name} of {kind!r} rope",), given[name], "positive", True)
 
-        values = {"factor": positive("factor")}
-        if kind == "llama3":
-            values |= {name: positive(name) for name in ("low_freq_factor", "high_freq_factor")}
-            name = "original_max_position_embeddings"
-            # A length of the file itself counts more than that of the rotation, as in transformers.
-            length = self.get(name, default=given.get(name))
-            if length is None:
-                length = self.integer("max_position_embeddings")
-            given = given | {name: length}
-            values["original_max_position"] = int(positive(name))
-            if values["low_freq_factor"] >= values["high_freq_factor"]:
-                raise ValueError(
-                    f"{self.family}: low_freq_factor in config.json must be below high_freq_factor, got "
-                    f"{values['low_freq_factor']} and {values['high_freq_factor']}"
-                )
-        return RopeScaling(kind=kind, **values)
+        factor = positive("factor")
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=factor)
+        low, high = positive("low_freq_factor"), positive("high_freq_factor")
+        name = "original_max_position_embeddings"
+        # A length of the file itself counts more than that of the rotation, as in transformers.
+        length = self.get(name, default=given.get(name))
+        if length is None:
+            length = self.integer("max_position_embeddings")
+        given = given | {name: length}
+        original = int(positive(name))
+        if low >= high:
+            raise ValueError(
+                f"{self.family}: low_freq_factor in config.json must be below high_freq_factor, got {low} and {high}"
+            )
+        return RopeScaling(
+            kind="llama3",
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position=original,
+        )
 
     def ssd_mixer(
         self,

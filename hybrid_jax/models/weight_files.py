@@ -114,7 +114,8 @@ def _by_another_name(folder: Path) -> WeightFiles:
         if file in covered or file.name.startswith(OTHER_CONTENT):
             continue
         if found := SHARD.fullmatch(file.name):
-            shards.setdefault(found.group("stem", "count", "end"), []).append(file)
+            stem, count, end = found.group("stem", "count", "end")
+            shards.setdefault((stem, count, end), []).append(file)
         else:
             candidates.append(WeightFiles(name=file.name, files=(file,)))
     candidates += [_whole(folder, *parts, files) for parts, files in shards.items()]
@@ -159,13 +160,14 @@ def stored_dtype(folder: Path) -> str | None:
     Only the headers of the files are read. What is wrong with them shows when the weights are loaded.
     """
     try:
-        sizes = [
+        sizes: list[Counter[str]] = [
             sum((_bytes_by_dtype(file) for file in found.files), Counter[str]())
             for found in find_weight_files(folder)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return most_bytes(max(sizes, key=Counter.total))
+    largest = max(sizes, key=Counter.total)
+    return most_bytes(largest)
 
 
 def weights_problem(folder: Path) -> str | None:

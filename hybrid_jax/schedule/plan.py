@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -187,7 +188,7 @@ class Plan:
 class NeedResults:
     """What `Scheduler.plan` returns when a plan in flight must be received first; it is false."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
     def __repr__(self) -> str:

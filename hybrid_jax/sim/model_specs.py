@@ -9,10 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import ModelConfig, source_of, with_asked_cut
+from hybrid_jax.config import ModelConfig, RecurrentMixer, source_of, with_asked_cut
 from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements, token_costs
-from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
 from hybrid_jax.models.known import find, known, load_known
 
@@ -119,7 +118,7 @@ def _costs(
     for count, block in blocks:
         kind = kind_of(block)
         token_bytes += count * kind.token_elements(block) * kv_item
-        if isinstance(kind, RecurrentKind):
+        if isinstance(block, RecurrentMixer):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
     stack = [(count, block, width) for count, block in blocks]
@@ -161,10 +160,10 @@ def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
         raise ValueError(f"{where}: a block is one of {', '.join(known)}, got {kinds}")
     make, inside = known[kinds[0]], f"{where}: {kinds[0]}"
     sizes = _table(entry[kinds[0]], inside)
-    known = {field.name: field for field in fields(make) if field.name != "rope"}
-    _check_keys(sizes, set(known), inside)
+    settings = {field.name: field for field in fields(make) if field.name != "rope"}
+    _check_keys(sizes, set(settings), inside)
     for key in sizes:
-        if known[key].type == "int":
+        if settings[key].type == "int":
             _whole(sizes, key, inside, least=0)
     count = _whole(entry, "count", where, default=1)
     try:

@@ -97,7 +97,7 @@ def cut_table(
         far = measure(*given, at_a_time=AT_A_TIME)
         saved = round(share_saved(config), 6)
         score = scores[cut] if cut < len(scores) else None
-        found.append({"cut": cut, "flops_saved": saved, "sim_score": score} | far)
+        found.append({"cut": cut, "flops_saved": saved, "sim_score": score, **far})
     return {
         "model": model.name,
         "layers": len(base.layers),

@@ -242,7 +242,12 @@ class Batches:
                 f"Batches: needs at least {self.GROUP} blocks of {context} tokens, got "
                 f"{self.num_tokens} tokens; give more sources or a shorter context"
             )
-        self._epoch = (-1, np.zeros(0, np.uint16), np.zeros(0, int))  # number, tokens, block order
+        # number, tokens, block order
+        self._epoch: tuple[int, np.ndarray, np.ndarray] = (
+            -1,
+            np.zeros(0, np.uint16),
+            np.zeros(0, int),
+        )
 
     def __call__(self, step: int, row_len: int) -> np.ndarray:
         """Tokens of a step: int32[batch * context / row_len, row_len + 1], the last one a target only."""

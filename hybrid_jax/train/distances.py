@@ -58,19 +58,20 @@ def distances(
         counts: bool[B, T] tokens whose prediction counts.
         config, base: of the model with the cut, and of the teacher.
     """
-    assert config.cut is not None, "the model has a cut"
+    cut = config.cut
+    assert cut is not None, "the model has a cut"
     given, following = tokens[:, :-1], tokens[:, 1:]
     lengths = jnp.full(given.shape[0], given.shape[1], jnp.int32)
     valid, mix = decoder.whole_sequences(given, lengths)
     stream = decoder.enter(teacher, given, valid, base)
-    stream = decoder.through(teacher, stream, valid, range(config.cut), base, mix)
+    stream = decoder.through(teacher, stream, valid, range(cut), base, mix)
     stream = jax.lax.stop_gradient(stream)
 
     def rest(weights: dict, of: ModelConfig) -> tuple[jax.Array, jax.Array]:
         """Log-probabilities [B, T, V], and the stream in front of the last layer."""
         _, mix = decoder.whole_sequences(given, lengths)
         last = len(of.layers) - 1
-        before = decoder.through(weights, stream, valid, range(config.cut, last), of, mix)
+        before = decoder.through(weights, stream, valid, range(cut, last), of, mix)
         after = decoder.through(weights, before, valid, range(last, last + 1), of, mix)
         h = decoder.leave(weights, after, valid, of)
         said = jax.nn.log_softmax(decoder.logits(weights, h, of), axis=-1)
@@ -144,9 +145,10 @@ def measure(
         lost.append(float(found.nats - found.teacher_nats))
         sizes.append(int(counts.sum()))
     means = dict(zip(Distances._fields, np.average(sums, axis=0, weights=sizes), strict=True))
-    off = np.average(np.square(lost - np.average(lost, weights=sizes)), weights=sizes)
+    off = np.subtract(lost, np.average(lost, weights=sizes))
+    variance = float(np.average(np.square(off), weights=sizes))
     if not config.exit_head:
         means = {name: value for name, value in means.items() if not name.startswith("exit_")}
     means["perplexity_ratio"] = math.exp(means["nats"] - means["teacher_nats"])
-    means["nats_error"] = math.sqrt(off / max(len(sums) - 1, 1))
+    means["nats_error"] = math.sqrt(variance / max(len(sums) - 1, 1))
     return {name: round(float(value), 6) for name, value in means.items()}

@@ -112,7 +112,8 @@ def train(
         goal=repr(goal),
     )
     rows = segments(training.corpus.held_out, options.context, MEASURED_ROWS, full=True)
-    few = tuple(part[:: -(-len(rows[1]) // QUICK_ROWS)] for part in rows)
+    every = -(-len(rows[1]) // QUICK_ROWS)
+    few = rows[0][::every], rows[1][::every]
 
     def step(arrays: dict, tokens: jax.Array, rate: jax.Array) -> tuple[dict, jax.Array]:
         return train_step(arrays, params, teacher, tokens, rate, config, base, goal)

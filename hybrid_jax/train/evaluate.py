@@ -49,7 +49,8 @@ def bits_per_byte(
         those that stand after that many tokens of context in their row.
     """
     tokens, lengths = segments(documents, context, limit, full=full)
-    bits, counts = np.zeros(context), np.zeros(context, np.int64)
+    bits = np.zeros(context)
+    counts: np.ndarray = np.zeros(context, np.int64)
     for start in range(0, len(tokens), rows):
         part, lens = tokens[start : start + rows], lengths[start : start + rows]
         spare = rows - len(part)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -172,7 +173,7 @@ def training_record(
 
 def _summary(config: ModelConfig) -> dict:
     mlp = config.layers[0].mlp
-    mixers = {}
+    mixers: dict[str, Any] = {}
     for mixer in (mixer for layer in config.layers for mixer in layer.mixers):
         mixers.setdefault(kind_of(mixer).name, to_json(mixer))
     return {

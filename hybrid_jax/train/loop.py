@@ -199,7 +199,8 @@ class Training:
             ValueError: the earlier run had another identity.
         """
         options, path = self.options, self.out_dir / STATE_FILE
-        identity = identity | {
+        known: dict[str, object] = {
+            **identity,
             "seed": options.seed,
             "batch": options.batch,
             "context": options.context,
@@ -208,8 +209,8 @@ class Training:
         }
         arrays = {"params": params, "optimizer": (optimizer or muon_and_adam()).init(params)}
         if resume and path.exists():
-            return saved.load(path, arrays, identity)
-        return arrays, saved.TrainProgress(identity=identity)
+            return saved.load(path, arrays, known)
+        return arrays, saved.TrainProgress(identity=known)
 
     def run(
         self,

@@ -327,7 +327,7 @@ def _names(leaf: Stored) -> list[str]:
 
 def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -> np.ndarray:
     """One parameter, from its parts, in its own memory."""
-    out = np.empty(leaf.shape, np.float32 if leaf.float32 else dtype)
+    out: np.ndarray = np.empty(leaf.shape, np.float32 if leaf.float32 else dtype)
     for part in leaf.parts:
         if part.name not in tensors:
             out[part.place] = 0

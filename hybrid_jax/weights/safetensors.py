@@ -162,8 +162,12 @@ def _read_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...]
         numbers = (*shape, start, stop)
     except (KeyError, TypeError, ValueError):
         numbers = None
-    good = numbers is not None and isinstance(dtype, str) and all(type(n) is int for n in numbers)
-    if not good or min(numbers) < 0:
+    if (
+        numbers is None
+        or not isinstance(dtype, str)
+        or not all(type(n) is int for n in numbers)
+        or min(numbers) < 0
+    ):
         raise ValueError(
             f"load_model: {file} has a malformed header, tensor {name} must have a dtype, a shape and two "
             f"data_offsets, got {reprlib.repr(entry)}"

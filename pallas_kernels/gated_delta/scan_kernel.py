@@ -48,7 +48,7 @@ MAX_STATE_SIZE = BLOCK  # a state is multiplied whole
 BETA, BEFORE, BEHIND = range(3)
 
 
-def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
+def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if jnp.dtype(dtype).name not in CONFIGS:
         return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"

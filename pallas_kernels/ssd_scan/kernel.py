@@ -50,7 +50,7 @@ BLOCK = 128  # columns of a state that are multiplied at once; registers spill w
 LEAST_SEGMENT = 512  # tokens: the states of a segment are 5 % of what 512 tokens read and write
 
 
-def config_of(records: RecordSizes, dtype: jnp.dtype) -> Config:
+def config_of(records: RecordSizes, dtype: str | jnp.dtype) -> Config:
     """Launch parameters for these sizes and inputs. Of a state in two blocks a program has half as many channels."""
     config = CONFIGS[dtype.name]
     return config if records.state_size <= BLOCK else replace(config, width=config.width // 2)
@@ -65,7 +65,7 @@ def num_segments(rows: int, heads: int, tokens: int) -> int:
     return max(1, min(NUM_SMS // (rows * heads), tokens // LEAST_SEGMENT))
 
 
-def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
+def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if jnp.dtype(dtype).name not in CONFIGS:
         return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"

@@ -33,7 +33,7 @@ def segment_tokens(heads: int) -> int:
     return min(max(power_of_two(8 * heads), SHORTEST), LONGEST)
 
 
-def why_unsupported(records: RecordSizes, dtype: jnp.dtype, tokens: int = 1) -> str | None:
+def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype, tokens: int = 1) -> str | None:
     """Why the kernels cannot take these shapes, or cannot be called here, or None."""
     if jnp.dtype(dtype) != jnp.bfloat16:
         return f"inputs must be bfloat16 for 'triton', got {jnp.dtype(dtype).name}; use 'pallas'"

@@ -56,7 +56,9 @@ class Drafter(Protocol):
     A token changes only if a draft is kept unjudged.
     """
 
-    fields: tuple[tuple[str, int], ...]  # columns that it reads of a step's packed rows
+    @property
+    def fields(self) -> tuple[tuple[str, int], ...]:
+        """Columns that it reads of a step's packed rows."""
 
     def draft(
         self, params: dict, state: State, rows: DraftRows, model: Model

@@ -155,7 +155,9 @@ class Layers:
                 ancestors=ancestors,
             )
             out, state = _window(layers, state, window, before, rows, model, commits=False)
-            branches = {node: [] for node in range(config.window) if depths[node] == level}
+            branches: dict[int, list[int]] = {
+                node: [] for node in range(config.window) if depths[node] == level
+            }
             for child, parent in enumerate(parents, start=1):
                 if parent in branches:
                     branches[parent].append(child)

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import (
     Convolved,
@@ -27,6 +26,7 @@ from hybrid_jax.engine.mixers.mixer import (
     CommitRows,
     Entry,
     FoldRows,
+    Spec,
     Tail,
     WindowPlan,
 )
@@ -35,7 +35,7 @@ from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State, from_bits
 
 
-class CarryRecurrence(Convolved, Protocol):
+class CarryRecurrence(Convolved[Spec], Protocol[Spec]):
     """The arithmetic of a kind. States are [B, units, unit_words]."""
 
     def advance(
@@ -46,7 +46,7 @@ class CarryRecurrence(Convolved, Protocol):
         state: jax.Array,
         valid: jax.Array,
         kept: jax.Array,
-        spec: RecurrentMixer,
+        spec: Spec,
     ) -> tuple[jax.Array, jax.Array]:
         """What each token reads, [B, T, ...], and K states of each row.
 
@@ -61,14 +61,14 @@ class CarryRecurrence(Convolved, Protocol):
             What each token reads, and float32[B, K, units, unit_words].
         """
 
-    def output(self, params: dict, y: jax.Array, rest: Any, spec: RecurrentMixer) -> jax.Array:
+    def output(self, params: dict, y: jax.Array, rest: Any, spec: Spec) -> jax.Array:
         """Outputs [B, T, D] from what the tokens read, and the rest of the projection."""
 
 
-class Carry(WithColumns):
+class Carry(WithColumns[Spec]):
     """`LayerSteps` for a recurrence that XLA runs."""
 
-    def __init__(self, recurrence: CarryRecurrence) -> None:
+    def __init__(self, recurrence: CarryRecurrence[Spec]) -> None:
         self.recurrence = recurrence
 
     def prepare(self, params: Sequence[dict]) -> None:
@@ -80,7 +80,8 @@ class Carry(WithColumns):
         rows, (num_rows, width) = plan.rows, h.shape[:2]
         group, ring = at.of(plan.model.geometry), state.rings[at.group]
         conv = ring["conv"][at.layer][:num_rows] if group.layout.columns else None
-        *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
+        made = convolve_window(self.recurrence, params, h, conv, group, plan)
+        convolved, rest, moved = made
         count = ring["state"].shape[2]
         old = _states_at(ring["state"], at.layer, rows.begin % count)
         old = old.reshape(num_rows, group.layout.units, -1)
@@ -95,10 +96,10 @@ class Carry(WithColumns):
         kept = first[:, None] - rows.base[:, None] + 1 + jnp.arange(new_tokens)
         advance = functools.partial(self.recurrence.advance, params, spec=group.layout.spec)
         if rows.ancestors is None:
-            y, new = advance(*given, old, plan.valid, kept)
+            y, new = advance(convolved, rest, old, plan.valid, kept)
         else:
-            y, new = _advance_tree(advance, given, old, plan.valid, rows.parents)
-        out = self.recurrence.output(params, y, given[1], group.layout.spec)
+            y, new = _advance_tree(advance, (convolved, rest), old, plan.valid, rows.parents)
+        out = self.recurrence.output(params, y, rest, group.layout.spec)
         new = new.reshape(*new.shape[:2], -1)
         start = rows.end if plan.commits else first + 1
         live = plan.valid.any(1)

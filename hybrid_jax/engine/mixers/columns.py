@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.mixer import (
     CommitRows,
@@ -17,6 +16,7 @@ from hybrid_jax.engine.mixers.mixer import (
     FoldRows,
     LayerSteps,
     LoadRows,
+    Spec,
     WindowPlan,
 )
 from hybrid_jax.engine.rings import put_row, ring_bits
@@ -26,13 +26,13 @@ from hybrid_jax.state import Model, State, from_bits
 from pallas_kernels.causal_conv.reference import tap_places
 
 
-class Convolved(Protocol):
+class Convolved(Protocol[Spec]):
     """What stands in front of a recurrence over T tokens: a projection, and a convolution of W taps and E channels."""
 
-    def project(self, params: dict, h: MixerInput, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
+    def project(self, params: dict, h: MixerInput, spec: Spec) -> tuple[jax.Array, Any]:
         """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection, [B, T, ...]."""
 
-    def convolve(self, params: dict, columns: jax.Array, spec: RecurrentMixer) -> Any:
+    def convolve(self, params: dict, columns: jax.Array, spec: Spec) -> Any:
         """From raw columns [B, W - 1 + T, E], arrays [B, T, ...]. None where there is no convolution.
 
         In a tree each token is a row of its own, so nothing may depend on B or T.
@@ -82,7 +82,7 @@ def convolve_paths(
 
 
 def convolve_window(
-    recurrence: Convolved,
+    recurrence: Convolved[Spec],
     params: dict,
     h: MixerInput,
     conv: jax.Array | None,
@@ -131,7 +131,7 @@ def read_columns(state: State, group: int, rows: LoadRows, model: Model) -> jax.
     )
 
 
-class WithColumns(LayerSteps):
+class WithColumns(LayerSteps[Spec]):
     """What all kinds do with the columns in their rings."""
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:

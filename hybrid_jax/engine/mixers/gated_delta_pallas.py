@@ -30,10 +30,8 @@ from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import Tail, store_tail
 from pallas_kernels.ssd_window.kernel import why_unsupported as fold_unsupported
 
-PALLAS = {"implementation": "pallas"}
 
-
-class GatedDeltaPallas(ReplayPallas):
+class GatedDeltaPallas(ReplayPallas[GatedDelta]):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:
@@ -60,7 +58,7 @@ class GatedDeltaPallas(ReplayPallas):
             **here,
         )
         conv, uk, dt, q, scores, v, beta = causal_conv_window(
-            arrays, layer=at.layer, layout=layout, moves=plan.commits, **PALLAS
+            arrays, layer=at.layer, layout=layout, moves=plan.commits, implementation="pallas"
         )
         y, uk = gated_delta_window_rings(
             DeltaRings(
@@ -73,7 +71,7 @@ class GatedDeltaPallas(ReplayPallas):
             first_frame=group.state_frame(at.layer),
             records=layout,
             dtype=dtype_of(h),
-            **PALLAS,
+            implementation="pallas",
         )
         state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
         assert gates is not None, "every mixer of a window reads"
@@ -94,20 +92,22 @@ class GatedDeltaPallas(ReplayPallas):
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             rows.length,
             layout=layout,
-            **PALLAS,
+            implementation="pallas",
         )
         chunk = DeltaScanFrames(
             *(vkq, dt, gated_delta.decay_rates(params), projected, state.arena),
             *(rows.read, rows.write, exists.astype(jnp.int32), rows.length, rows.state_len),
         )
         y, ukq, arena = gated_delta_scan_frames(
-            chunk, records=layout, first_frame=group.state_frame(at.layer), **PALLAS
+            chunk, records=layout, first_frame=group.state_frame(at.layer), implementation="pallas"
         )
         tail = Tail(
             *(arena, ring["conv"], ring["uk"], ring["dt"], projected, history, ukq, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
-        arena, conv, uk, dt = store_tail(tail, layer=at.layer, layout=layout, **PALLAS)
+        arena, conv, uk, dt = store_tail(
+            tail, layer=at.layer, layout=layout, implementation="pallas"
+        )
         state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
         if gates is None:
             return Chunked(jnp.zeros((), dtype_of(h)), state.replace(arena=arena))

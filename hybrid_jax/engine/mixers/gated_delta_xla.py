@@ -16,7 +16,7 @@ from hybrid_jax.layers.gated_delta import Inputs, Records
 from pallas_kernels.gated_delta import DeltaWindow, gated_delta_window_frames
 
 
-class GatedDeltaRecurrence(ReplayRecurrence):
+class GatedDeltaRecurrence(ReplayRecurrence[GatedDelta]):
     """Records are u and k in one array, and the step sizes in float32."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:

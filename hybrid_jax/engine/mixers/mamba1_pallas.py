@@ -34,10 +34,8 @@ from pallas_kernels.short_conv import (
 )
 from pallas_kernels.short_conv.kernel import window_unsupported
 
-PALLAS = {"implementation": "pallas"}
 
-
-class Mamba1Pallas(WithPallasColumns):
+class Mamba1Pallas(WithPallasColumns[Mamba1]):
     """See `LayerSteps`. Rings and windows are as `carry.Carry` has them."""
 
     def prepare(self, params: Sequence[dict]) -> None:
@@ -57,7 +55,7 @@ class Mamba1Pallas(WithPallasColumns):
             *(projected, params["conv"], params.get("conv_bias"), ring["conv"]), **here
         )
         conv, x = short_conv_window(
-            given, layer=at.layer, moves=plan.commits, gated=False, **PALLAS
+            given, layer=at.layer, moves=plan.commits, gated=False, implementation="pallas"
         )
         arrays = SelectiveWindow(
             *(x, *_inputs(params, x, group.layout.spec, "parts"), projected),
@@ -78,7 +76,7 @@ class Mamba1Pallas(WithPallasColumns):
             layer=at.layer,
             first_frame=group.state_frame(at.layer),
             keeps=not plan.commits,
-            **PALLAS,
+            implementation="pallas",
         )
         state = state.with_ring(at.group, conv=conv, state=carried)
         return product(y, params["out_proj"], params.get("out_bias"), out="parts"), state, {}
@@ -101,7 +99,7 @@ class Mamba1Pallas(WithPallasColumns):
         projected = product(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
-        x = short_conv(*given, gated=False, **PALLAS)
+        x = short_conv(*given, gated=False, implementation="pallas")
         ring = state.rings[at.group]
         arrays = SelectiveChunk(
             *(x, *_inputs(params, x, group.layout.spec, "whole"), projected, *_weights(params)),
@@ -110,13 +108,13 @@ class Mamba1Pallas(WithPallasColumns):
             *(rows.length, rows.state_len),
         )
         y, arena, carried = selective_chunk(
-            arrays, layer=at.layer, first_frame=group.state_frame(at.layer), **PALLAS
+            arrays, layer=at.layer, first_frame=group.state_frame(at.layer), implementation="pallas"
         )
         tail = ShortTail(
             *(arena, ring["conv"], projected, history),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
-        arena, conv = store_short_tail(tail, layer=at.layer, gated=False, **PALLAS)
+        arena, conv = store_short_tail(tail, layer=at.layer, gated=False, implementation="pallas")
         # The tail first: the projection is then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, arena))
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, state=carried)
@@ -128,7 +126,7 @@ class Mamba1Pallas(WithPallasColumns):
         write = frames.slot_frames(state, rows.write_slot)[:, own.first_frame :]
         copies = (rows.checkpoint + model.geometry.grain) % ring.shape[2]
         arrays = States(state.arena, write, folds, copies, ring)
-        arena = store_states(arrays, unit_words=own.layout.unit_words, **PALLAS)
+        arena = store_states(arrays, unit_words=own.layout.unit_words, implementation="pallas")
         # Before a window writes the ring: XLA might put the fold after that, and would copy the ring for it.
         arena, ring = jax.lax.optimization_barrier((arena, ring))
         state = state.replace(arena=arena).with_ring(group, state=ring)
@@ -150,7 +148,7 @@ def _inputs(params: dict, x: jax.Array, spec: Mamba1, out: Out) -> tuple[jax.Arr
     sizes = {"dt_norm": spec.dt_rank, "B_norm": spec.state_size, "C_norm": spec.state_size}
     weights = [params.get(name, jnp.ones(size, x.dtype)) for name, size in sizes.items()]
     eps = None if spec.norms == "none" else spec.norm_eps
-    dt, BC = scan_inputs(ScanInputs(projected, *weights), eps=eps, **PALLAS)
+    dt, BC = scan_inputs(ScanInputs(projected, *weights), eps=eps, implementation="pallas")
     return product(dt, params["dt_proj"], out=out), BC
 
 

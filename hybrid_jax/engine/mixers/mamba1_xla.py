@@ -10,7 +10,7 @@ from hybrid_jax.layers import mamba1
 from hybrid_jax.layers.mamba1 import Convolved
 
 
-class Mamba1Recurrence(CarryRecurrence):
+class Mamba1Recurrence(CarryRecurrence[Mamba1]):
     """States are those of the layer as they are."""
 
     def project(self, params: dict, h: jax.Array, spec: Mamba1) -> tuple[jax.Array, jax.Array]:

@@ -25,6 +25,7 @@ from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import (
     ScanFrames,
@@ -44,12 +45,11 @@ from pallas_kernels.ssd_window import (
 )
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
-PALLAS = {"implementation": "pallas"}
 # As a share of the norm, in the trial of the scan. The kernels are off by 0.003, or by 1 with a wrong operand.
 LARGEST_ERROR = 0.02
 
 
-class Mamba2Pallas(ReplayPallas):
+class Mamba2Pallas(ReplayPallas[Mamba2]):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:
@@ -65,12 +65,12 @@ class Mamba2Pallas(ReplayPallas):
         gates, projected = projected_of(params, h, out="parts")
         arrays = ConvWindow(
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
+            *(ring["xB"], ring["dt"], ring["conv"]),
             first=jnp.maximum(rows.begin - rows.base, 0),
-            **ring,
             **_here(plan),
         )
         conv, xB, dt, C, scores = causal_conv_window(
-            arrays, layer=at.layer, layout=sizes, moves=plan.commits, **PALLAS
+            arrays, layer=at.layer, layout=sizes, moves=plan.commits, implementation="pallas"
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         y = _read(params, C, scores, state, at, plan)
@@ -92,7 +92,7 @@ class Mamba2Pallas(ReplayPallas):
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             rows.length,
             layout=sizes,
-            **PALLAS,
+            implementation="pallas",
         )
         flags, first = exists.astype(jnp.int32), group.state_frame(at.layer)
         chunk = ScanFrames(
@@ -107,7 +107,9 @@ class Mamba2Pallas(ReplayPallas):
             stream = Scanned(params, old, {"xB": xBC[..., : spec.record_size], "dt": dt})
             chunk = chunk._replace(read=rows.read + frames.zero_after(state, old))
         if gates is None:
-            arena = ssd_states_frames(chunk, records=sizes, first_frame=first, **PALLAS)
+            arena = ssd_states_frames(
+                chunk, records=sizes, first_frame=first, implementation="pallas"
+            )
         else:
             y, arena = ssd_scan_frames(
                 chunk, records=sizes, first_frame=first, implementation=model.backend.scan
@@ -116,7 +118,9 @@ class Mamba2Pallas(ReplayPallas):
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
-        arena, conv, xB, dt = store_tail(tail, layer=at.layer, layout=sizes, **PALLAS)
+        arena, conv, xB, dt = store_tail(
+            tail, layer=at.layer, layout=sizes, implementation="pallas"
+        )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         if gates is None:
             return Chunked(jnp.zeros((), dtype_of(h)), state.replace(arena=arena))
@@ -140,7 +144,7 @@ class Mamba2Pallas(ReplayPallas):
         here = _here(plan)
         asked = WindowScores(C, state.rings[at.group]["xB"], here["starts"], here["num_valid"])
         sizes = mamba2.layout_of(spec)
-        scores = ssd_window_scores(asked, layer=at.layer, records=sizes, **PALLAS)
+        scores = ssd_window_scores(asked, layer=at.layer, records=sizes, implementation="pallas")
         return _output(params, _read(params, C, scores, state, at, plan), z, spec), state
 
     def rescan(
@@ -205,7 +209,7 @@ def _read(
         first_frame=group.state_frame(at.layer),
         records=mamba2.layout_of(group.layout.spec),
         dtype=C.dtype,
-        **PALLAS,
+        implementation="pallas",
     )
 
 
@@ -231,7 +235,8 @@ def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
     layer = group.frames_per_layer
     first = group.state_frame(min(1, group.num_layers - 1))
     table = jnp.zeros((2, geometry.state_frames), jnp.int32)
-    read, write = 1 + np.arange(4 * layer, dtype=np.int32).reshape(2, 2, layer)
+    places: np.ndarray = 1 + np.arange(4 * layer, dtype=np.int32).reshape(2, 2, layer)
+    read, write = places
     shape = (1 + 4 * layer, geometry.frame_words)
     for tokens in (segment_tokens(spec.num_heads) + 65, 65):
         lengths = jnp.array([tokens, tokens - 37], jnp.int32)
@@ -248,10 +253,14 @@ def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
             state_lengths=lengths - 1,
         )
 
-        def made(implementation: str, given: ScanFrames = given) -> tuple[np.ndarray, np.ndarray]:
+        def made(
+            implementation: Implementation, given: ScanFrames = given
+        ) -> tuple[np.ndarray, np.ndarray]:
             """Outputs and states, in float32."""
-            static = {"records": sizes, "first_frame": first, "implementation": implementation}
-            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(given)
+            scan = functools.partial(
+                ssd_scan_frames, records=sizes, first_frame=first, implementation=implementation
+            )
+            y, arena = jax.jit(scan)(given)
             return np.asarray(y, np.float32), np.asarray(arena)[write].view(np.float32)
 
         for name, a, b in zip(("outputs", "states"), made("triton"), made("xla"), strict=True):

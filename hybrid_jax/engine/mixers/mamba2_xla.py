@@ -16,7 +16,7 @@ from pallas_kernels.dispatch import Implementation
 from pallas_kernels.records import split_records
 
 
-class Mamba2Recurrence(ReplayRecurrence):
+class Mamba2Recurrence(ReplayRecurrence[Mamba2]):
     """Records are x and B in one array, and the step sizes in float32."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode, field
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.state import Model, State
+
+# A kind takes specs of its own class alone.
+Spec = TypeVar("Spec", bound=RecurrentMixer, contravariant=True)
 
 
 class WindowRows(NamedTuple):
@@ -165,8 +168,7 @@ class LoadRows(NamedTuple):
     exists: jax.Array
 
 
-@flax.struct.dataclass
-class Entry:
+class Entry(PyTreeNode):
     """Values to be written to one array of a ring.
 
     Attributes:
@@ -177,7 +179,7 @@ class Entry:
 
     values: jax.Array
     start: jax.Array | None = None
-    renews: bool = flax.struct.field(pytree_node=False, default=False)
+    renews: bool = field(pytree_node=False, default=False)
 
 
 class Tail(NamedTuple):
@@ -211,7 +213,7 @@ class Chunked(NamedTuple):
     stream: Any = None
 
 
-class LayerSteps(Protocol):
+class LayerSteps(Protocol[Spec]):
     """What a kind does in steps on one backend. All methods that take arrays are pure functions."""
 
     def prepare(self, params: Sequence[dict]) -> Any:
@@ -235,24 +237,24 @@ class LayerSteps(Protocol):
         at: StatePlace,
         plan: WindowPlan,
         entries: dict[str, Entry],
-        spec: RecurrentMixer,
+        spec: Spec,
     ) -> tuple[jax.Array, State]:
         """One layer of a window that reads the state of its group: outputs [B, T, D], and the state.
 
         Args:
             at, entries: place of the group's first layer, and what that layer has left to be written.
         """
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no form after a cut")
 
     def rescan(
-        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: RecurrentMixer
+        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: Spec
     ) -> jax.Array:
         """One layer of a chunk that reads the state of its group: outputs [R, T, D].
 
         Args:
             stream: from what the group's first layer has made (`Chunked`).
         """
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no form after a cut")
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Lets some tokens of the last window stay, for all layers of a group."""
@@ -274,13 +276,11 @@ class LayerSteps(Protocol):
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
         """Folds the rings of all layers of a group into checkpoints; `shared` is what `prepare` has made of them."""
 
-    def why_unsupported(
-        self, spec: RecurrentMixer, geometry: Geometry, engine: EngineConfig
-    ) -> str | None:
+    def why_unsupported(self, spec: Spec, geometry: Geometry, engine: EngineConfig) -> str | None:
         """Why this backend cannot run such layers, or None."""
         return None
 
-    def triton_unsupported(self, spec: RecurrentMixer, geometry: Geometry) -> str | None:
+    def triton_unsupported(self, spec: Spec, geometry: Geometry) -> str | None:
         """Why no Triton kernel can scan prompts through such layers, or None."""
         return f"there is none for {type(spec).__name__}"
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import (
     Convolved,
@@ -26,6 +25,7 @@ from hybrid_jax.engine.mixers.mixer import (
     CommitRows,
     Entry,
     FoldRows,
+    Spec,
     Tail,
     WindowPlan,
 )
@@ -87,7 +87,7 @@ class Past(NamedTuple):
         return self._replace(ring=merged).records(), entries
 
 
-class ReplayRecurrence(Convolved, Protocol):
+class ReplayRecurrence(Convolved[Spec], Protocol[Spec]):
     """The arithmetic of a kind. T, W and E are as in `Convolved`; S is records that a ring has room for.
 
     States are [B, units, unit_words].
@@ -97,7 +97,7 @@ class ReplayRecurrence(Convolved, Protocol):
         """As in `LayerSteps`."""
 
     def window(
-        self, params: dict, convolved: Any, rest: Any, past: Past, spec: RecurrentMixer
+        self, params: dict, convolved: Any, rest: Any, past: Past, spec: Spec
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
         """The tokens of a window, which may be a tree, from what `convolve` and `project` give.
 
@@ -106,20 +106,20 @@ class ReplayRecurrence(Convolved, Protocol):
         """
 
     def reread(
-        self, params: dict, h: CutInput, past: Past, shared: Any, spec: RecurrentMixer
+        self, params: dict, h: CutInput, past: Past, shared: Any, spec: Spec
     ) -> tuple[jax.Array, jax.Array]:
         """A layer that reads the state of its group: outputs [B, T, D], and the arena as it was.
 
         Args:
             past: of the group's first layer, with the window's own records in its ring. shared: what `prepare` made.
         """
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no form after a cut")
 
     def rescan(
-        self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: RecurrentMixer
+        self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: Spec
     ) -> jax.Array:
         """A chunk of a layer that reads the state of its group: outputs [R, T, D]."""
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no form after a cut")
 
     def scan(
         self,
@@ -128,21 +128,21 @@ class ReplayRecurrence(Convolved, Protocol):
         state: jax.Array,
         history: jax.Array,
         rows: ChunkRows,
-        spec: RecurrentMixer,
+        spec: Spec,
     ) -> tuple[jax.Array, jax.Array, jax.Array, Fields]:
         """A chunk h [R, T, D] from a state and W - 1 columns: outputs [R, T, D], the state after `rows.state_len`
         tokens, all columns [R, W - 1 + T, E] and records [R, T, ...]."""
 
     def fold(
-        self, shared: Any, state: jax.Array, ring: Fields, count: jax.Array, spec: RecurrentMixer
+        self, shared: Any, state: jax.Array, ring: Fields, count: jax.Array, spec: Spec
     ) -> jax.Array:
         """The state after the first `count` int32[B] records of rings [B, S, ...]."""
 
 
-class Replay(WithColumns):
+class Replay(WithColumns[Spec]):
     """`LayerSteps` for a recurrence that XLA runs."""
 
-    def __init__(self, recurrence: ReplayRecurrence) -> None:
+    def __init__(self, recurrence: ReplayRecurrence[Spec]) -> None:
         self.recurrence = recurrence
 
     def prepare(self, params: Sequence[dict]) -> Any:
@@ -156,9 +156,12 @@ class Replay(WithColumns):
         group = at.of(plan.model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         conv = old.pop("conv", None)
-        *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
+        made = convolve_window(self.recurrence, params, h, conv, group, plan)
+        convolved, rest, moved = made
         past = Past(state.arena, at, plan, old)
-        out, arena, entries = self.recurrence.window(params, *given, past, group.layout.spec)
+        out, arena, entries = self.recurrence.window(
+            params, convolved, rest, past, group.layout.spec
+        )
         return out, state.replace(arena=arena), entries | moved
 
     def reread(
@@ -169,7 +172,7 @@ class Replay(WithColumns):
         at: StatePlace,
         plan: WindowPlan,
         entries: dict[str, Entry],
-        spec: RecurrentMixer,
+        spec: Spec,
     ) -> tuple[jax.Array, State]:
         num_rows, _ = size_of(h)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
@@ -230,7 +233,7 @@ class Replay(WithColumns):
         return Chunked(out, state, Tail(rings, last, new), stream)
 
     def rescan(
-        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: RecurrentMixer
+        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: Spec
     ) -> jax.Array:
         return self.recurrence.rescan(params, h, stream, plan.rows, spec)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows
+from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows, Spec
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
@@ -15,7 +15,7 @@ from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
 
 
-class ReplayPallas(WithPallasColumns):
+class ReplayPallas(WithPallasColumns[Spec]):
     """What all kinds do with their records."""
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:

@@ -23,10 +23,8 @@ from pallas_kernels.short_conv import (
 )
 from pallas_kernels.short_conv.kernel import window_unsupported
 
-PALLAS = {"implementation": "pallas"}
 
-
-class ShortConvPallas(WithPallasColumns):
+class ShortConvPallas(WithPallasColumns[ShortConv]):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> None:
@@ -43,7 +41,9 @@ class ShortConvPallas(WithPallasColumns):
             num_valid=jnp.maximum(rows.end - rows.base, 0),
             ancestors=rows.ancestors,
         )
-        conv, y = short_conv_window(arrays, layer=at.layer, moves=plan.commits, **PALLAS)
+        conv, y = short_conv_window(
+            arrays, layer=at.layer, moves=plan.commits, implementation="pallas"
+        )
         out = product(y, params["out_proj"], params.get("out_bias"), out="parts")
         return out, state.with_ring(at.group, conv=conv), {}
 
@@ -55,12 +55,12 @@ class ShortConvPallas(WithPallasColumns):
         projected = product(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
-        y = short_conv(*given, **PALLAS)
+        y = short_conv(*given, implementation="pallas")
         tail = ShortTail(
             *(state.arena, state.rings[at.group]["conv"], projected, history),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
-        arena, conv = store_short_tail(tail, layer=at.layer, **PALLAS)
+        arena, conv = store_short_tail(tail, layer=at.layer, implementation="pallas")
         state = state.replace(arena=arena).with_ring(at.group, conv=conv)
         return Chunked(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 

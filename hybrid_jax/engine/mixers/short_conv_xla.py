@@ -17,7 +17,7 @@ from hybrid_jax.layers import short_conv
 from hybrid_jax.state import Model, State, from_bits
 
 
-class ShortConvSteps(WithColumns, Convolved):
+class ShortConvSteps(WithColumns[ShortConv], Convolved[ShortConv]):
     """`LayerSteps` of this kind."""
 
     def project(self, params: dict, h: jax.Array, spec: ShortConv) -> tuple[jax.Array, jax.Array]:

@@ -18,7 +18,7 @@ from hybrid_jax.engine.mixers.short_conv_pallas import ShortConvPallas
 from hybrid_jax.engine.mixers.short_conv_xla import ShortConvSteps
 from hybrid_jax.state import Model
 
-LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
+LAYER_STEPS: dict[str, dict[type, LayerSteps[Any]]] = {
     "xla": {
         Mamba2: Replay(Mamba2Recurrence()),
         GatedDelta: Replay(GatedDeltaRecurrence()),
@@ -34,6 +34,6 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
 }
 
 
-def steps_of(spec: Any, model: Model) -> LayerSteps:
+def steps_of(spec: Any, model: Model) -> LayerSteps[Any]:
     """What layers of a spec do in the steps of a model."""
     return LAYER_STEPS[model.backend.layers][type(spec)]

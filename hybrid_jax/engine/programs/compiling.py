@@ -64,7 +64,7 @@ class Compiling:
 
     def __init__(self) -> None:
         self.listener: Callable[[str, Count | None], None] | None = None
-        self.count_with = alone
+        self.count_with: Callable[[Program], Count] = alone
         # Seconds so far, and when the program that is being compiled was begun. It is one tuple, so that another thread
         # reads both values of the same moment.
         self._clock: tuple[float, float | None] = (0.0, None)
@@ -198,14 +198,16 @@ class Program:
 
     def _made(self, shapes: tuple) -> tuple[Callable, str]:
         """The program, and "loaded" or "compiled"."""
-        file = None if self._store is None else self._store.name_of(self._identity, shapes)
-        if file is not None and (stored := self._store.load(file)) is not None:
-            return stored, "loaded"
+        store, file = self._store, None
+        if store is not None:
+            file = store.name_of(self._identity, shapes)
+            if file is not None and (stored := store.load(file)) is not None:
+                return stored, "loaded"
         with self._traced_for():
             lowered = self.lower(*shapes)
-        if self._store is None or file is None:
+        if store is None or file is None:
             return compiled(lowered), "compiled"
-        return self._store.compiled(file, lowered), "compiled"
+        return store.compiled(file, lowered), "compiled"
 
 
 class WarmUp(NamedTuple):
@@ -248,7 +250,7 @@ class Background:
         self._pool: ThreadPoolExecutor | None = None
         self._begun: set[Hashable] = set()
 
-    def compile(self, key: Hashable, prepare: Callable[[], Callable[[], None]]) -> None:
+    def compile(self, key: Hashable, prepare: Callable[[], Callable[[], object]]) -> None:
         """Has a program compiled, once.
 
         Args:
@@ -268,7 +270,7 @@ class Background:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _logged(call: Callable[[], None]) -> None:
+def _logged(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:  # the larger program stays in use

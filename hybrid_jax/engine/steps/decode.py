@@ -140,16 +140,16 @@ def store(out: Sampled, line: jax.Array, new: Sampled, drawn: jax.Array) -> Samp
 
 
 class Decode(StepKind):
-    """See `decode`. The line of each row is its ring row.
+    """See `decode`. The line of each row is its ring row."""
 
-    Attributes:
-        tokens: of a row in each step.
-    """
-
-    tokens = 1
     name = "decode"
     numbers = ("checkpoint", "read_slot", "fold_slot", "num_tokens")
     run = staticmethod(decode)
+
+    @property
+    def tokens(self) -> int:
+        """Of a row in each step."""
+        return 1
 
     def buckets(self) -> list[DecodeBucket]:
         return sorted(

@@ -28,7 +28,7 @@ from hybrid_jax.engine.steps.verify import (
 )
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
-from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Row
 from hybrid_jax.state import Model, State
 
 
@@ -159,7 +159,7 @@ class Exact(StepKind):
     def work(self, bucket: ExactBucket, rows: Sequence[PrefillRow | DecodeRow]) -> Work:
         return Work(num_tokens := bucket.rows * bucket.tokens, num_tokens)
 
-    def variant(self, rows: Sequence[PrefillRow | DecodeRow]) -> Variant:
+    def variant(self, rows: Sequence[Row]) -> Variant:
         """Always everything, because two executables would round differently."""
         return WHOLE
 
@@ -186,9 +186,7 @@ class Exact(StepKind):
         )
         return with_drafts(own, self.model)
 
-    def pack(
-        self, rows: Sequence[PrefillRow | DecodeRow], layout: Layout, bucket: ExactBucket
-    ) -> np.ndarray:
+    def pack(self, rows: Sequence[Row], layout: Layout, bucket: ExactBucket) -> np.ndarray:
         batch = super().pack(rows, layout, bucket)
         set_drafts(layout, batch, [row for row in rows if isinstance(row, DecodeRow)])
         return batch

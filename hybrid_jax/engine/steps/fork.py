@@ -111,5 +111,5 @@ class Fork(StepKind):
         return before.logits, np.int32(len(rows))
 
     def inert(self, bucket: ForkBucket) -> tuple:
-        logits = np.zeros((bucket.rows, self.model.config.vocab_size), np.float32)
+        logits: np.ndarray = np.zeros((bucket.rows, self.model.config.vocab_size), np.float32)
         return logits, np.int32(0)

@@ -67,8 +67,7 @@ def prefill(
         last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
     else:
         slot = jnp.where(state_len > 0, get("write_slot"), get("read_slot"))
-        ends = Ends(get("samples"), start + state_len, slot)
-        ends = ends if after_cut == AfterCut.ENDS else None
+        ends = Ends(get("samples"), start + state_len, slot) if after_cut == AfterCut.ENDS else None
         last, state = short_chunk(params, state, rows, ends, model=model)
         h = last[:, None]
     with jax.named_scope("sample"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -90,14 +92,14 @@ def all_logprobs(params: dict, h: jax.Array, *, model: Model) -> jax.Array:
 
 
 # Programs that read what a prefill has made of prompts, and change nothing.
-READERS = {
+READERS: dict[str, Callable] = {
     "prompt_logprobs": prompt_logprobs,
     "pooled_hidden": pooled_hidden,
     "all_hidden": all_hidden,
     "all_logprobs": all_logprobs,
 }
 # By the name of their programs. The first argument is donated.
-CHANGES = {
+CHANGES: dict[str, Callable] = {
     "write_slots": write_slots,
     "move_row": move_row,
     "load_history": kept.load_tokens,

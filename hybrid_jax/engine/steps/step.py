@@ -223,7 +223,7 @@ class StepKind(abc.ABC):
 
     def pack(self, rows: Sequence[Row], layout: Layout, bucket: Any) -> np.ndarray:
         """The packed rows int32[lines, layout.size]; lines without a row are zero, but name the sink's ring row."""
-        batch = np.zeros((self.num_lines(bucket), layout.size), np.int32)
+        batch: np.ndarray = np.zeros((self.num_lines(bucket), layout.size), np.int32)
         if layout.has("row"):
             batch[:, layout.spans["row"]] = self.engine.max_rows
         for index, row in enumerate(rows):

@@ -12,7 +12,7 @@ from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.state import Model
 
 ORDINARY: tuple[type[StepKind], ...] = (Prefill, Fork, Decode)
-SPECULATING = (*ORDINARY, Verify)
+SPECULATING: tuple[type[StepKind], ...] = (*ORDINARY, Verify)
 EXACT_MODE: tuple[type[StepKind], ...] = (Exact,)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, Mixer, ModelConfig
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, MAMBA2, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -17,7 +17,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields.silu("hidden_act")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     places = fields.layers("attn_layer_indices", num_layers)
-    mixers = {}
+    mixers: dict[bool, Mixer] = {}
     if places:
         mixers[True] = fields.attention(
             rope=True, rope_fraction=ROTATED, kv_heads=KV_HEADS, fraction_beside=False

@@ -9,7 +9,7 @@ their norms, which are stored as they are.
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, Mixer, ModelConfig, MoE
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, under
 from hybrid_jax.models.families.bamba import recurrent_mixer
 from hybrid_jax.models.family import MTP_NAMES, Family, last_layer_with
@@ -28,7 +28,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     kinds = fields.names("layers_block_type", "layer_types") or ["mamba"] * num_layers
     fields.layer_kinds("layer_types", kinds, MIXER_KINDS, num_layers)
     kinds = [MIXER_KINDS[kind] for kind in kinds]
-    mixers = {}
+    mixers: dict[str, Mixer] = {}
     if "attention" in kinds:
         scale = fields.number("attention_multiplier", default=1.0)
         mixers["attention"] = fields.attention(rope=rope, scale=scale)

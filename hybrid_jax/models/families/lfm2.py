@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hybrid_jax.config import (
     MLP,
@@ -50,7 +50,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
         full = fields.layers("full_attn_idxs", num_layers, default=range(num_layers))
         kinds = [FULL if index in full else CONV for index in range(num_layers)]
     fields.layer_kinds("layer_types", kinds, (CONV, FULL), num_layers)
-    makers = {CONV: _short_conv, FULL: _attention}
+    makers: dict[str, Callable[[HFConfig], Mixer]] = {CONV: _short_conv, FULL: _attention}
     mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
     pairs = zip(kinds, feed_forward, strict=True)
     return ModelConfig(

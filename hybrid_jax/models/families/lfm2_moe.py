@@ -39,7 +39,7 @@ def of_config(fields: HFConfig) -> Family:
     biased = fields.flag("use_expert_bias", default=True)
     return replace(
         FAMILY,
-        tensors=FAMILY.tensors | {MoE: _experts_names("expert_bias" if biased else NO_BIAS)},
+        tensors={**FAMILY.tensors, MoE: _experts_names("expert_bias" if biased else NO_BIAS)},
         zeros="^$" if biased else rf"\.{NO_BIAS}$",
         ignored="^$" if biased else r"\.feed_forward\.expert_bias$",
     )
@@ -61,6 +61,6 @@ def _experts_names(bias: str) -> Names:
 FAMILY = replace(
     lfm2.FAMILY,
     read_config=read_config,
-    tensors=lfm2.FAMILY.tensors | {MoE: _experts_names("expert_bias")},
+    tensors={**lfm2.FAMILY.tensors, MoE: _experts_names("expert_bias")},
     of_config=of_config,
 )

@@ -9,10 +9,19 @@ embedding and the hidden state, and its last one has the head's last norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    FeedForward,
+    LayerSpec,
+    Mamba2,
+    Mixer,
+    ModelConfig,
+    MoE,
+)
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, Either, under
 from hybrid_jax.models.family import MTP_LAYERS, NO_HEAD, Family, last_layer_with
@@ -36,15 +45,19 @@ def read_config(fields: HFConfig) -> ModelConfig:
     for name in ("time_step_min", "mamba_dt_min"):
         if fields.number(name, default=STEP_MIN) > STEP_MIN:
             fields.only(name, (STEP_MIN,), STEP_MIN)
-    makers = {"mamba": _recurrent_mixer, "attention": _attention, "mlp": _mlp, "moe": _moe}
-    specs = {kind: makers[kind](fields) for kind in set(kinds)}
+    mixers: dict[str, Callable[[HFConfig], Mixer]] = {
+        "mamba": _recurrent_mixer,
+        "attention": _attention,
+    }
+    blocks: dict[str, Callable[[HFConfig], FeedForward]] = {"mlp": _mlp, "moe": _moe}
+    layers = {
+        kind: LayerSpec(mixers=(mixers[kind](fields),))
+        if kind in mixers
+        else LayerSpec(mlp=blocks[kind](fields))
+        for kind in set(kinds)
+    }
     return ModelConfig(
-        layers=tuple(
-            LayerSpec(mixers=(specs[kind],))
-            if kind in ("mamba", "attention")
-            else LayerSpec(mlp=specs[kind])
-            for kind in kinds
-        ),
+        layers=tuple(layers[kind] for kind in kinds),
         residual_in_fp32=fields.flag("residual_in_fp32"),
         **fields.common("layer_norm_epsilon", 1e-5),
     )

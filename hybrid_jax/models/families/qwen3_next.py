@@ -6,7 +6,7 @@ Norms multiply by 1 + w, but for the one of the gated delta net, which comes bef
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hybrid_jax.config import (
@@ -60,7 +60,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward], kv_heads: i
         every = fields.integer("full_attention_interval", default=ATTENTION_EVERY)
         kinds = [DELTA if (index + 1) % every else FULL for index in range(num_layers)]
     fields.layer_kinds("layer_types", kinds, (DELTA, FULL), num_layers)
-    makers = {
+    makers: dict[str, Callable[[HFConfig], Mixer]] = {
         DELTA: gated_delta,
         FULL: functools.partial(gated_attention, kv_heads=kv_heads),
     }

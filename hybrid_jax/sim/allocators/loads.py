@@ -208,7 +208,8 @@ def pick_load(
 
 
 def _load(workload: str, seed: int, columns: Iterable[np.ndarray]) -> PoolLoad:
-    prompt, gen, arrivals = (column.astype(np.int64) for column in columns)
+    whole: list[np.ndarray] = [column.astype(np.int64) for column in columns]
+    prompt, gen, arrivals = whole
     return PoolLoad(
         workload=workload, seed=seed, prompt_lens=prompt, gen_lens=gen, arrivals=arrivals
     )

@@ -146,7 +146,7 @@ def model_sizes(name: str) -> ModelSizes:
         raise ValueError(
             f"pool-sim: no model {name!r}; known are {known}, or the path of a .toml file"
         ) from error
-    attention = [block for block in spec.blocks if isinstance(block[1], Attention)]
+    attention = [(num, block) for num, block in spec.blocks if isinstance(block, Attention)]
     recurrent = [block for block in spec.blocks if isinstance(kind_of(block[1]), RecurrentKind)]
     if len(attention) != 1 or len(recurrent) != 1:
         raise ValueError(

@@ -139,8 +139,7 @@ class StaleNumbersPool(UnitPool):
                 del self.held[owner]
 
     def evict_oldest(self) -> tuple[int, int] | None:
-        evicted = self.held and next(iter(self.held.values()))
-        for unit in evicted or ():
+        for unit in next(iter(self.held.values()), ()):
             del self.owners[unit]
         return super().evict_oldest()
 

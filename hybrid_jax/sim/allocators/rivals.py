@@ -68,7 +68,8 @@ class Amounts(PoolSizes):
     def admit(self, request: int, num_tokens: int) -> bool:
         """Gives KV for so many tokens and a state, both or nothing."""
         admitted = self._change(request, (0,) * len(self.pools), num_tokens)
-        self.counters.allocate_calls += self.calls[not admitted]
+        admission, refusal, _ = self.calls
+        self.counters.allocate_calls += admission if admitted else refusal
         return admitted
 
     def grow(self, request: int, num_tokens: int) -> bool:

@@ -70,7 +70,9 @@ def make_cache(
     if policy == "vllm":
         return BlockCache(costs, capacity)
     if policy in TUNED:
-        return Tuned(costs, capacity, make_policy(policy, costs), grain=grain)
+        tuned = make_policy(policy, costs)
+        assert isinstance(tuned, FlopAware), "only a weight of FLOPs is tuned"
+        return Tuned(costs, capacity, tuned, grain=grain)
 
     known = 0  # tokens, beyond those that are cached
     order: EvictionPolicy
@@ -106,7 +108,10 @@ def _number(value: str) -> float:
 class Simulated(SimulatedCache):
     """A simulated cache that tells what a simulation reports."""
 
-    alpha: float | None = None
+    @property
+    def alpha(self) -> float | None:
+        """The weight of FLOPs over recency, where it is tuned."""
+        return None
 
     @property
     def peak(self) -> int:

@@ -89,7 +89,7 @@ class Clairvoyant(EvictionPolicy):
         """The node left the tree for good."""
         self._next.pop(node, None)
         place = self._place.pop(node, None)
-        if self._here.get(place) is node:
+        if place is not None and self._here.get(place) is node:
             del self._here[place]
 
     def pop(self) -> Node | None:
@@ -100,10 +100,10 @@ class Clairvoyant(EvictionPolicy):
         waits = np.array([self._next_use(node) for node in nodes]) - self._now
         victim = nodes[int(np.argmin(ratios / waits))]
         self.discard(victim)
-        above = victim.parent
+        above = victim.above
         while above.parent is not None:  # they have its uses now
             self._next.pop(above, None)
-            above = above.parent
+            above = above.above
         return victim
 
     def _next_use(self, node: Node) -> float:
@@ -118,7 +118,7 @@ class Clairvoyant(EvictionPolicy):
             return self._first_use(place)
         wait = np.inf
         while place.end > node.start:  # without checkpoints a path may be left anywhere inside
-            wait, place = min(wait, self._first_use(place)), place.parent
+            wait, place = min(wait, self._first_use(place)), place.above
         return wait
 
     def _first_use(self, place: Node) -> float:

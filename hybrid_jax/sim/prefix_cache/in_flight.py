@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def simulate_in_flight(
     grain: int = 32,
     max_rows: int = 64,
     prefill_tokens: int = 8192,
-    shapes: str = "fine",
+    shapes: Literal["fine", "coarse"] = "fine",
     device: DeviceModel | None = None,
     bounds: bool = False,
 ) -> InFlightResult:
@@ -266,8 +267,8 @@ class _Run:
         """Gives every row the tokens that come next by the trace."""
         for row in plan.prefill:
             row.new_tokens = self._next(row.request, row.most_tokens)
-        for row in plan.decode:
-            row.new_tokens = self._next(row.request, row.num_tokens, row.position)
+        for fed in plan.decode:
+            fed.new_tokens = self._next(fed.request, fed.num_tokens, fed.position)
 
     def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
         """The tokens after `position`, or after all that are known."""

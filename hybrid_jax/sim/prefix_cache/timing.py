@@ -128,7 +128,7 @@ def _number(row: dict[str, str | None], column: str, where: str) -> float:
     if column not in row:
         raise ValueError(f"{where}: must have the columns tokens and ms, got {list(row)}")
     try:
-        value = float(row[column])
+        value = float(row[column] or "")
     except (TypeError, ValueError):
         value = -1.0
     if not 0 <= value < math.inf:
