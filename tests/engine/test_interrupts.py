@@ -19,7 +19,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.serving import Serving
-from hybrid_jax.engine.steps import kind as kinds
+from hybrid_jax.engine.steps import step as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.prefill import Prefill
