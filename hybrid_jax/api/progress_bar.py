@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
 import threading
 import time
@@ -116,7 +117,8 @@ def progress_of(
     if progress is False:
         yield lambda done, total: None
         return
-    if not someone_looks():
+    # Rich draws a bar into a file or a pipe if that variable is set.
+    if not (someone_looks() or (progress and os.environ.get("FORCE_COLOR"))):
         after = LONG_COMPILING if what == COMPILING else SPARSE
         with _lines.about(what, done=done * unit, total=total, after=after) as work:
             yield lambda done, total: work.report(done * unit, total * unit)

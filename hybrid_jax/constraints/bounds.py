@@ -87,11 +87,11 @@ class TooLarge(ValueError):
 
     Args:
         what: the part, its value and the limit.
-        remedy: what to do.
+        remedy: what to do; "" if `what` says it.
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}; {remedy}")
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what, self.remedy = what, remedy
 
 
