@@ -7,7 +7,8 @@ completions and seeds. The model is a random Qwen3.5 of 1.2 M parameters over by
 chat template lie beside the file. Each run is a process of its own with an empty folder for compiled programs. There
 the file is answered once, which is timed with all that it compiles. Then it is answered until that compiles nothing
 more, and then some times with an empty prefix cache, for the rate after compiling. With --against, this checkout and
-another one, such as a worktree of an older commit, run in turns, and the texts of greedy lines must be equal.
+another one, such as a worktree of an older commit, run in turns: for the rates one round of one, then one of the other.
+The texts of greedy lines must be equal.
 
 `--write` makes the file anew.
 """
@@ -145,8 +146,11 @@ class Programs(logging.Handler):
             self.made.append((found[1], float(found[2])))
 
 
-def run_here(model: Path, output: Path, checkout: Path, rounds: int) -> dict:
-    """Answers the file in this process, once to compile and `rounds` times after that."""
+def run_here(model: Path, output: Path, checkout: Path) -> None:
+    """Answers the file in this process: until nothing compiles, and once more for each line of stdin.
+
+    Prints a JSON object for each: of the first time, and then of each line.
+    """
     import hybrid_jax
     from hybrid_jax import LLM, run_batch
 
@@ -177,23 +181,21 @@ def run_here(model: Path, output: Path, checkout: Path, rounds: int) -> dict:
             llm.reset_prefix_cache()
             answer()
             settled = len(programs.made) == before
-        rates, busy = [], []
-        for _ in range(rounds):
+        found = {
+            "programs": [name for name, _ in first],
+            "compiling_s": round(sum(took for _, took in first), 1),
+            "seconds": round(seconds, 2),
+            "processor_s": round(processors, 2),
+            "tokens": tokens,
+            "programs_later": len(programs.made) - len(first),
+            "texts": texts,
+        }
+        print(json.dumps(found), flush=True)
+        for _ in sys.stdin:
             llm.reset_prefix_cache()
             again, used, count = answer()
-            rates.append(count / again)
-            busy.append(1e3 * used / count)
-    return {
-        "programs": [name for name, _ in first],
-        "compiling_s": round(sum(took for _, took in first), 1),
-        "seconds": round(seconds, 2),
-        "processor_s": round(processors, 2),
-        "tokens": tokens,
-        "programs_later": len(programs.made) - len(first),
-        "tokens_per_s_after": rates,
-        "processor_ms_per_token_after": busy,
-        "texts": texts,
-    }
+            round_ = (count / again, 1e3 * used / count)
+            print(json.dumps(dict(zip(MEASURED_AFTER, round_, strict=True))), flush=True)
 
 
 def _processor_seconds() -> float:
@@ -215,23 +217,50 @@ def greedy_texts(output: Path) -> dict[str, str]:
 # --- around it ------------------------------------------------------------------------------------
 
 
-def run_apart(checkout: Path, model: Path, rounds: int) -> dict:
-    """One run in a new process, on the source of a checkout, with no program on disk."""
-    set_by_users = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-    own = {name: value for name, value in os.environ.items() if name not in set_by_users}
-    with tempfile.TemporaryDirectory() as folder:
-        own |= {"XDG_CACHE_HOME": folder, "PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, __file__, "--here", checkout, model, Path(folder) / "out.jsonl"]
-        done = subprocess.run(
-            [*map(str, command), "--rounds", str(rounds)],
-            env=own,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        raise RuntimeError(f"mixed_batch: the run on {checkout} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+class Apart:
+    """A run in a process of its own, on the source of a checkout, with no program on disk.
+
+    Args:
+        folder: an empty one, for this run.
+    """
+
+    def __init__(self, checkout: Path, model: Path, folder: Path) -> None:
+        set_by_users = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+        own = {name: value for name, value in os.environ.items() if name not in set_by_users}
+        own |= {"XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
+        self._checkout, self._errors = checkout, folder / "stderr.txt"
+        command = [sys.executable, __file__, "--here", checkout, model, folder / "out.jsonl"]
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [*map(str, command)],
+                env=own,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.found = self._next() | {name: [] for name in MEASURED_AFTER}
+
+    def measure(self) -> None:
+        """Answers the file once more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        for name, value in self._next().items():
+            self.found[name].append(value)
+
+    def end(self) -> dict:
+        """What was found, once the process has ended."""
+        self._process.communicate()
+        return self.found
+
+    def _next(self) -> dict:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        said = self._errors.read_text()[-2000:]
+        raise RuntimeError(f"mixed_batch: the run on {self._checkout} failed: {said}")
 
 
 def commit_of(checkout: Path) -> str:
@@ -265,7 +294,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
     parser.add_argument("--turns", type=int, default=3, help="runs of each side; 3")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of the file after all; 5")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of the file once nothing compiles; 5"
+    )
     parser.add_argument("--json", type=Path, help="where the numbers go")
     parser.add_argument("--write", action="store_true", help="write the file of requests and stop")
     parser.add_argument("--here", nargs=3, type=Path, help=argparse.SUPPRESS)
@@ -275,7 +306,7 @@ def main() -> None:
         return
     if options.here:
         checkout, model, output = options.here
-        print(json.dumps(run_here(model, output, checkout, options.rounds)))
+        run_here(model, output, checkout)
         return
     from common import header, write_json
 
@@ -287,8 +318,17 @@ def main() -> None:
         model = Path(folder) / "model"
         parameters = write_random_model(model)
         for turn in range(options.turns):
-            for side in sorted(checkouts, reverse=turn % 2 == 1):
-                runs[side].append(run_apart(checkouts[side], model, options.rounds))
+            order = sorted(checkouts, reverse=turn % 2 == 1)
+            alive = {}
+            for side in order:
+                own = Path(folder) / f"{side}_{turn}"
+                own.mkdir()
+                alive[side] = Apart(checkouts[side], model, own)
+            for _ in range(options.rounds):
+                for side in order:
+                    alive[side].measure()
+            for side in order:
+                runs[side].append(alive[side].end())
                 print(side, json.dumps(summary_of(runs[side][-1:])), flush=True)
     sides = {side: summary_of(found) for side, found in runs.items()}
     report = {**header(), **SETTINGS, "lines": NUM_LINES, "parameters": parameters}
