@@ -48,13 +48,18 @@ AOT_VENV := $(if $(OTHER),$(OTHER_VENV),$(VENV))
 # A folder in front of the environment: with jax of that version, and the plugin, which would otherwise greet every
 # program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
+# Named after the versions, so that another version is installed at once.
+OTHER_STAMP := $(OTHER_VENV)/.installed-test-jax-$(OTHER_JAX)
+AOT_STAMP := $(AOT_VENV)/.installed-aot-jax-$(AOT_JAX)
+# The versions of all else that the tests need; users install without it.
+CONSTRAINTS := .ci/constraints.txt
 
 # transformers and torch, for answers that tests compare with. `make test` reads those that are committed.
 PARITY_VENV := .venv-parity
 ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.surface.chat_goldens
 ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/surface/test_chat_forms.py
 
-.PHONY: help demo docs parity check check-fast check-more test test-all checks test-numeric test-engine \
+.PHONY: help constraints demo docs parity check check-fast check-more test test-all checks test-numeric test-engine \
 	test-surface test-as-users test-aot test-triton test-other lint format clean
 
 help:
@@ -66,6 +71,7 @@ help:
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
 	@echo "make parity  ask transformers again what it makes of files, fields and chats, and compare"
 	@echo "make docs    build the documentation site into site/; runs the notebooks that have changed"
+	@echo "make constraints  takes the newest versions of what the tests need into .ci/constraints.txt"
 	@echo "make clean   remove $(VENV) and caches"
 
 docs: $(VENV)/.installed-test
@@ -111,14 +117,14 @@ test-surface: $(VENV)/.installed-test
 test-as-users: $(VENV)/.installed-test
 	$(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))
 
-test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
+test-aot: $(VENV)/.installed-test $(AOT_STAMP)
 	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
 
 # jax-triton needs Python 3.12: without a second Python these may all be skipped.
-test-triton: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
+test-triton: $(VENV)/.installed-test $(AOT_STAMP)
 	TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/interpreted
 
-test-other: $(if $(OTHER),$(OTHER_VENV)/.installed-test)
+test-other: $(if $(OTHER),$(OTHER_STAMP))
 ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
@@ -143,14 +149,21 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/$(PIP) --editable '.[test]'
+$(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(BIN)/$(PIP) --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
-$(OTHER_VENV)/.installed-test: pyproject.toml
+$(OTHER_STAMP): pyproject.toml $(CONSTRAINTS)
 	test -d $(OTHER_VENV) || $(OTHER) -m venv $(OTHER_VENV)
-	$(OTHER_VENV)/bin/$(PIP) --upgrade --editable '.[test]' 'jax<=$(OTHER_JAX)'
+	$(OTHER_VENV)/bin/$(PIP) --upgrade --constraint $(CONSTRAINTS) --editable '.[test]' 'jax<=$(OTHER_JAX)'
 	@touch $@
+
+# The newest versions of what the tests need, into the file that pins them.
+constraints: $(VENV)/.installed-test $(if $(OTHER),$(OTHER_STAMP))
+	for python in $(BIN)/python $(if $(OTHER),$(OTHER_VENV)/bin/python); do \
+		$$python -m pip --disable-pip-version-check --quiet install --upgrade --upgrade-strategy eager \
+			--editable '.[test]' 'jax<=$(OTHER_JAX)' || exit 1; done
+	$(BIN)/python .ci/constraints.py $(BIN)/python $(if $(OTHER),$(OTHER_VENV)/bin/python)
 
 $(PARITY_VENV)/.installed: pyproject.toml
 	test -d $(PARITY_VENV) || $(PYTHON) -m venv $(PARITY_VENV)
@@ -158,7 +171,7 @@ $(PARITY_VENV)/.installed: pyproject.toml
 	@touch $@
 
 # Only what compiles: jax's plugin and its runtime, of the version of jax, and Triton where jax-triton runs.
-$(AOT_VENV)/.installed-aot: $(AOT_VENV)/.installed-test
+$(AOT_STAMP): $(if $(OTHER),$(OTHER_STAMP),$(VENV)/.installed-test)
 	version=$(if $(OTHER),$(AOT_JAX),$$($(BIN)/python -c 'import jax; print(jax.__version__)')) && \
 	$(AOT_VENV)/bin/$(PIP) --no-deps --upgrade --target $(AOT) \
 		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version \
