@@ -80,6 +80,13 @@ def test_some_pairs_are_followed_or_refused():
     assert found.followed > NUM_PAIRS // 3 and found.values > 500
 
 
+@pytest.mark.parametrize("beside", ["allOf", "anyOf"])
+def test_a_pattern_of_every_name_stands_beside_other_schemas(beside):
+    for other in ({"maxLength": 3}, {"title": "x"}, {"properties": {"q": True}}):
+        schema = {"patternProperties": {"^.*$": {"type": "integer"}}, beside: [other]}
+        assert tried([completed(schema)], seeds=2).followed == 1
+
+
 @left_to_all
 @pytest.mark.parametrize("part", range(8))
 def test_all_pairs_are_followed_or_refused(part):

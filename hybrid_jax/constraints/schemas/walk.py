@@ -728,7 +728,13 @@ class _One:
                 both = [properties[name], schema] if name in properties else [schema]
                 properties[name] = schema if both == [schema] else {"allOf": both}
         if self._out.get("patternProperties") and self._is_all(self._object("patternProperties")):
-            self._out["additionalProperties"] = False
+            # Right behind the patterns: with allOf between them llguidance 1.9.1 takes no name at all.
+            given, self._out = self._out, {}
+            for key, value in given.items():
+                if key != "additionalProperties":
+                    self._out[key] = value
+                if key == "patternProperties":
+                    self._out["additionalProperties"] = False
 
     def _is_all(self, patterns: Iterable[str]) -> bool:
         """Whether every name has one of these patterns, as far as short names show."""
