@@ -87,9 +87,14 @@ def model_weights(config: ModelConfig) -> Weights:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
     if config.matrices == "dense":
         return tree
-    return map_weights(
-        lambda one: replace(one, format=config.matrices) if one.is_matrix else one, tree
-    )
+
+    def kept(weight: Weight) -> Weight:
+        return replace(weight, format=config.matrices) if weight.is_matrix else weight
+
+    # A second model has a format of its own.
+    return {
+        name: part if name == "draft" else map_weights(kept, part) for name, part in tree.items()
+    }
 
 
 def _written(config: ModelConfig) -> Weights:

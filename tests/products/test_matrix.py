@@ -86,6 +86,12 @@ def test_bytes_and_random_values_follow_from_the_format(int8):
     np.testing.assert_allclose(found, want, atol=1e-5)
 
 
+def test_a_second_model_keeps_its_own_format(int8):
+    config = replace(tiny_model("bamba")[0], matrices="int8")
+    tree = model_weights(replace(config, draft=replace(config, matrices="dense")))
+    assert tree["embed"].format == "int8" and tree["draft"]["embed"].format == "dense"
+
+
 def test_files_are_read_into_the_format_and_written_from_it(int8, tmp_path):
     config = replace(load_config(BUNDLED), matrices="int8")
     read, params = load_hf(BUNDLED, config, "float32", lambda *bytes_: None)
