@@ -25,7 +25,7 @@ FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 # Rooms that load without jax, by prefix.
 HOST = (
     *("cache", "config", "constraints", "schedule", "sim", "sizing", "text", "api.outputs"),
-    "inspection",
+    *("inspection", "openai"),
     *("costs", "geometry", "kinds", "machine", "byte_sizes", "display", "process.streams"),
 )
 RULE = re.compile(r"^May import: ([^:]*)\.$(?:\nPackages: ([^:]*)\.$)?", re.M)

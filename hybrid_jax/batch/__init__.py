@@ -1,6 +1,6 @@
 """Batch files: lines of OpenAI's batch API in, lines of answers out.
 
-May import: api, cache.tree, config, text.
+May import: api, cache.tree, config, openai, text.
 Packages: numpy, rich.
 """
 

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.batch.fields import brief
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.responses import AnswerIds
+from hybrid_jax.openai.errors import brief
 
 try:
     import fcntl

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,30 +12,21 @@ import numpy as np
 
 from hybrid_jax.api.completions import derive_seed
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.batch.fields import (
-    CHAT,
-    COMPLETIONS,
-    LineError,
-    brief,
-    read_params,
-    require,
-    unsupported,
-)
 from hybrid_jax.batch.input_file import MAX_LINE_BYTES, Line
-from hybrid_jax.config.checks import refuse_constant
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.text.conversation import ConversationError, check_tools
-from hybrid_jax.text.prompts import PromptLike, read_prompts
-from hybrid_jax.text.templates import NoTemplate
+from hybrid_jax.openai.errors import RequestError, brief, require
+from hybrid_jax.openai.fields import CHAT, COMPLETIONS
+from hybrid_jax.openai.requests import read_body, read_object
+from hybrid_jax.text.prompts import read_prompts
 from hybrid_jax.text.thoughts import Thoughts
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")
-SAME_NAMES = (
-    *("add_generation_prompt", "cache_breakpoints", "chat_template_kwargs"),
-    *("continue_final_message", "tools"),
-)
-ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# What to do instead of asking for something that a batch file cannot have.
+REMEDIES = {
+    "stream": "a batch line is answered as a whole; leave it out or set it to false",
+    "chat_template": "name one for the whole run: --chat-template FILE",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,30 +62,14 @@ def read_envelope(line: Line) -> dict[str, Any]:
     """The JSON object of a line.
 
     Raises:
-        LineError: the line is not a JSON object.
+        RequestError: the line is not a JSON object.
     """
     if line.data is None:
-        raise LineError(
+        raise RequestError(
             f"longer than {MAX_LINE_BYTES >> 20} MiB, the most a line may have",
             code="line_too_long",
         )
-    try:
-        envelope = json.loads(line.data.decode(), parse_constant=refuse_constant)
-        if ESCAPED_SURROGATE.search(line.data):
-            json.dumps(envelope, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise _malformed(f"not UTF-8: {error.reason} at byte {error.start}") from error
-    except UnicodeEncodeError as error:
-        raise _malformed(
-            "half of a surrogate pair (\\ud800 to \\udfff) is not a character"
-        ) from error
-    except RecursionError as error:
-        raise _malformed("nested too deeply") from error
-    except ValueError as error:
-        raise _malformed(f"not JSON: {error}") from error
-    if not isinstance(envelope, dict):
-        raise _malformed(f"must be a JSON object, got {brief(envelope)}")
-    return envelope
+    return read_object(line.data, code="invalid_json_line")
 
 
 def custom_id_of(envelope: Mapping[str, Any]) -> str | None:
@@ -116,21 +90,22 @@ def read_request(
         chat_template: for conversations, instead of the model's own.
 
     Raises:
-        LineError: something is wrong or not supported.
+        RequestError: something is wrong or not supported.
         ValueError: something is wrong with a prompt.
     """
     custom_id = _checked_id(envelope, is_new)
     url, body = envelope["url"], envelope["body"]
-    model = body.get("model")
-    require(model is None or isinstance(model, str), "model", "a string", model)
-    params = read_params(body, url, llm.get_default_sampling_params())
-    if url == CHAT:
-        prompts = [_rendered(llm, chat_template, body)]
-    else:
-        prompts = _read_prompts(body)
+    asked = read_body(
+        body,
+        url,
+        defaults=llm.get_default_sampling_params(),
+        render_chat=functools.partial(llm.render_chat, chat_template=chat_template),
+        remedies=REMEDIES,
+    )
+    prompts, params = asked.prompts, asked.params
     num_choices = len(prompts) * params.n
     if num_choices > MAX_CHOICES:
-        raise LineError(
+        raise RequestError(
             f"asks for {num_choices} completions, the most of one line is {MAX_CHOICES}; "
             "spread them over several lines",
             param="n" if params.n > 1 else "prompt",
@@ -151,7 +126,7 @@ def read_request(
     )
     return BatchRequest(
         url=url,
-        model=model,
+        model=asked.model,
         prompts=[np.array(prompt.token_ids, np.int32) for prompt in read],
         breakpoints=[prompt.cache_breakpoints for prompt in read],
         thoughts=[prompt.thoughts for prompt in read],
@@ -163,7 +138,7 @@ def _checked_id(envelope: Mapping[str, Any], is_new: bool) -> str:
     """The id of a line whose envelope is as it must be."""
     missing = [name for name in ENVELOPE if name not in envelope]
     if missing:
-        raise LineError(
+        raise RequestError(
             f"has no {missing[0]}; a line needs {', '.join(ENVELOPE)}",
             code="missing_required_parameter",
             param=missing[0],
@@ -172,7 +147,7 @@ def _checked_id(envelope: Mapping[str, Any], is_new: bool) -> str:
     usable = custom_id_of(envelope) is not None
     require(usable, "custom_id", "a non-empty string", custom_id)
     if not is_new:
-        raise LineError(
+        raise RequestError(
             f"custom_id {brief(custom_id)} was used by an earlier line; ids must be unique",
             code="duplicate_custom_id",
             param="custom_id",
@@ -183,69 +158,10 @@ def _checked_id(envelope: Mapping[str, Any], is_new: bool) -> str:
     require(isinstance(body, dict), "body", "an object", body)
     strange = next((name for name in envelope if name not in ENVELOPE), None)
     if strange is not None:
-        raise LineError(
+        raise RequestError(
             f"has an unknown key {brief(strange)} beside {', '.join(ENVELOPE)}; does it belong "
             "in the body?",
             code="unknown_parameter",
             param=strange[:60],
         )
     return custom_id
-
-
-def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
-    """A text, a list of texts, token ids, or a list of lists of these."""
-    prompt = body.get("prompt")
-    if prompt is None:
-        raise LineError("the body has no prompt", code="missing_required_parameter", param="prompt")
-    listed = [prompt] if isinstance(prompt, str) or _are_ids(prompt) else prompt
-    texts = isinstance(listed, list) and all(isinstance(entry, str) for entry in listed)
-    good = isinstance(listed, list) and bool(listed) and (texts or all(map(_are_ids, listed)))
-    what = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
-    require(good, "prompt", what, prompt)
-    key = "prompt" if texts else "prompt_token_ids"
-    return [{key: entry, "cache_breakpoints": body.get("cache_breakpoints")} for entry in listed]
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
-
-
-def _rendered(llm: LLM, chat_template: str | None, body: Mapping[str, Any]) -> PromptLike:
-    try:
-        return llm.render_chat(**chat_arguments(body), chat_template=chat_template)
-    except ConversationError as error:
-        text = error.what
-        if isinstance(error.__cause__, NoTemplate):
-            text = f"{text.partition('; ')[0]}; name one for the whole run: --chat-template FILE"
-        raise LineError(text, code=error.code, param=error.param) from error
-
-
-def chat_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM.render_chat` that a body holds. Null is the same as leaving a field out.
-
-    Raises:
-        LineError: there are no messages, or tool_choice or parallel_tool_calls asks for what is not supported.
-        ConversationError: tools are not a list of JSON schemas.
-    """
-    if body.get("messages") is None:
-        raise LineError(
-            "the body has no messages", code="missing_required_parameter", param="messages"
-        )
-    given = {name: body[name] for name in SAME_NAMES if body.get(name) is not None}
-    tools = given.get("tools", [])
-    check_tools(tools)  # also if tool_choice leaves them out
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", choice, 'use "auto" or "none"')
-    parallel = body.get("parallel_tool_calls")
-    is_flag = parallel is None or isinstance(parallel, bool)
-    require(is_flag, "parallel_tool_calls", "true or false", parallel)
-    if choice == "none":
-        given.pop("tools", None)
-    elif tools and parallel is False:
-        raise unsupported("parallel_tool_calls", False, "leave it out")
-    return {"messages": body["messages"], **given}
-
-
-def _malformed(what: str) -> LineError:
-    return LineError(what, code="invalid_json_line")

@@ -14,7 +14,6 @@ from typing import Any
 
 from hybrid_jax.api.feed import Feed, Ticket
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.batch.fields import LineError
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines
 from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import BatchStopped, PartialOutput
@@ -25,16 +24,17 @@ from hybrid_jax.batch.requests import (
     read_envelope,
     read_request,
 )
-from hybrid_jax.batch.responses import AnswerIds, TokenTexts, answer, as_line, failure, success
+from hybrid_jax.batch.responses import AnswerIds, as_line, failure, success
 from hybrid_jax.batch.summary import line_counts
 from hybrid_jax.cache.tree.prefix_order import prefix_order
-from hybrid_jax.text.prompts import Prompt, TooLong
+from hybrid_jax.openai.answers import ID_PREFIXES, TokenTexts, answer
+from hybrid_jax.openai.errors import RequestError, as_request_error
+from hybrid_jax.text.prompts import Prompt
 
 LOG = logging.getLogger("hybrid_jax.batch")
 # Completions under way for each row of the engine, which looks ahead for shared prefixes.
 LIVE_PER_ROW = 4
 READ_LINES, READ_BYTES = 512, 256 << 10  # between two turns of the engine: less than 0.1 s of work
-FINISHED = ("stop", "length")  # the only ends of a text that the API knows
 
 
 MAX_LINES = 16_384  # read and not started
@@ -231,7 +231,7 @@ class Run:
             if line.index not in self._output:
                 yield line
                 continue
-            with suppress(LineError):
+            with suppress(RequestError):
                 custom_id = custom_id_of(read_envelope(line))
                 if custom_id is not None:
                     note_id(self._ids, custom_id)
@@ -279,42 +279,24 @@ class Run:
         """Turns an error inside the block into the answer to the line."""
         try:
             yield
-        except LineError as error:
-            self._fail(entry, error)
-        except TooLong as error:
-            self._fail(entry, LineError(str(error), code="context_length_exceeded"))
-        except ValueError as error:
-            self._fail(entry, LineError(str(error)))
-        except FloatingPointError as error:
-            self._fail(entry, LineError(str(error), code="not_finite"), status_code=500)
-        except Exception as error:  # a bug here, which must not affect the other lines
-            what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
-            self._fail(entry, what, status_code=500)
+        except Exception as error:  # even a bug here must not affect the other lines
+            self._fail(entry, as_request_error(error))
 
-    def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
+    def _fail(self, entry: Entry, error: RequestError) -> None:
         LOG.info("line %d got an error: %s", entry.number, error)
-        line = failure(
-            entry.ids, entry.custom_id, error, number=entry.number, status_code=status_code
-        )
+        line = failure(entry.ids, entry.custom_id, error, number=entry.number)
         self._unwritten.append((entry, line))
 
     def _answer(self, ticket: Ticket) -> None:
         entry = self._running.pop(ticket)
         with self._mistakes_of(entry):
-            outputs = ticket.outputs()
-            for choice in (choice for output in outputs for choice in output.outputs):
-                if choice.finish_reason not in FINISHED:
-                    raise LineError(
-                        f"a completion ended early: {choice.stop_reason or choice.finish_reason}; change "
-                        "the form, bad_words or allowed_token_ids",
-                        code="ended_early",
-                        param="structured_outputs",
-                    )
+            request = entry.request
             body = answer(
-                entry.ids,
-                entry.request,
-                outputs,
-                model=self._model,
+                ticket.outputs(),
+                request.params[0],  # the others differ in the seed only
+                request.url,
+                answer_id=entry.ids.id(ID_PREFIXES[request.url]),
+                model=self._model if request.model is None else request.model,
                 created=int(time.time()),
                 texts=self._texts,
             )

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.batch.responses import TokenTexts
+from hybrid_jax.openai.answers import TokenTexts
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import CHAT, line
 from tests.surface.conftest import byte_tokenizer

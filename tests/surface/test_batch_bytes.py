@@ -10,7 +10,7 @@ import pytest
 from hybrid_jax import run_batch
 from hybrid_jax.api import starting
 from hybrid_jax.batch import input_file as input_module
-from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
+from hybrid_jax.openai.fields import ELSEWHERE, FIELDS
 from tests.surface.batch_files import CHAT, COMPLETIONS, SeededEngine, ids, line, read, write
 
 

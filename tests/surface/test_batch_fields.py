@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.batch.fields import ELSEWHERE, FIELDS, read_params
+from hybrid_jax.openai.fields import ELSEWHERE, FIELDS, read_params
 from tests.constraints.test_thoughts import QWEN3_5
 from tests.constraints.vocabularies import tokens_of
 from tests.surface.batch_files import CHAT, COMPLETIONS, line
@@ -99,7 +99,7 @@ def test_breakpoints_are_messages_characters_or_tokens(llm, body_of, error_of):
     ],
 )
 def test_the_form_of_an_answer_is_read_under_all_its_names(body, kind, value):
-    found = read_params(body, COMPLETIONS, SamplingParams()).structured_outputs
+    found = read_params(body, COMPLETIONS, SamplingParams(), {}).structured_outputs
     assert (found and found.kind, found and found.value) == (kind, value)
 
 
@@ -122,7 +122,7 @@ def test_every_sampling_parameter_can_be_asked_for_or_is_left_out_on_purpose():
     }
     names = {field.name for field in fields(SamplingParams)}
     assert names - asked <= elsewhere, (
-        "give the new field of SamplingParams a line in hybrid_jax/batch/fields.py"
+        "give the new field of SamplingParams a line in hybrid_jax/openai/fields.py"
     )
     assert asked - {None} <= names
     assert not [name for name, field in FIELDS.items() if field.to and field.nothing]

@@ -18,9 +18,9 @@ from hybrid_jax import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from hybrid_jax.batch.fields import LineError
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.openai.errors import RequestError
 from hybrid_jax.sizing.budget import split_memory
 from hybrid_jax.text.prompts import read_prompts
 from tests.surface.conftest import byte_tokenizer
@@ -131,8 +131,8 @@ def test_an_error_of_any_kind_keeps_what_it_says(kind):
 
 
 def test_an_error_keeps_its_attributes():
-    back = there_and_back(LineError("n must be 1, got 0", code="wrong", param="n"))
-    assert (str(back), back.code, back.param) == ("n must be 1, got 0", "wrong", "n")
+    back = there_and_back(RequestError("n is 0", code="wrong", param="n", status=500))
+    assert (str(back), back.code, back.param, back.status) == ("n is 0", "wrong", "n", 500)
 
 
 def test_a_refusal_survives_as_it_was_raised(llm):

@@ -6,64 +6,15 @@ The checks of values are those of `SamplingParams`. A pydantic model would state
 from __future__ import annotations
 
 import difflib
-import json
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import FORMS, StructuredOutputsParams
+from hybrid_jax.openai.errors import RequestError, brief, require, unsupported
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-class LineError(ValueError):
-    """One line cannot be answered. It gets an error line, and the others go on.
-
-    Args:
-        message: names the field and the value, and says what to do.
-        code: the kind of mistake, as one word for programs.
-        param: the field of the line or its body that is wrong, or None.
-    """
-
-    def __init__(
-        self, message: str, *, code: str = "invalid_value", param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
-
-
-def brief(value: Any) -> str:
-    """A JSON value as messages show it: never long.
-
-    Example:
-        >>> brief(True), brief(None), brief([1, "two"]), len(brief("x" * 1000))
-        ('true', 'null', "[1, 'two']", 30)
-    """
-    return json.dumps(value) if value is None or isinstance(value, bool) else reprlib.repr(value)
-
-
-def require(
-    condition: bool, name: str, what: str, value: Any, *, code: str = "invalid_value"
-) -> None:
-    """LineError unless the condition holds: "`name` must be `what`, got `value`"."""
-    if not condition:
-        raise LineError(f"{name} must be {what}, got {brief(value)}", code=code, param=name)
-
-
-def unsupported(name: str, value: Any, remedy: str) -> LineError:
-    """The error for a value that is valid but not supported here.
-
-    Example:
-        >>> unsupported("stream", True, "leave it out")
-        LineError('stream=true is not supported by this engine; leave it out')
-    """
-    return LineError(
-        f"{name}={brief(value)} is not supported by this engine; {remedy}",
-        code="unsupported_parameter",
-        param=name,
-    )
 
 
 # --- readers: from a JSON value to what SamplingParams takes --------------------------------------
@@ -125,12 +76,12 @@ class Field:
     """How one field of a body is treated.
 
     Attributes:
-        to: the field of SamplingParams that it sets. If it sets none, a line is refused unless the value of this field
+        to: the field of SamplingParams that it sets. If it sets none, a body is refused unless the value of this field
             asks for nothing.
         read: makes the value of that field.
         nothing: values that ask for nothing, for a field that sets none.
         only: the one url that has this field; None for both.
-        remedy: what to do instead.
+        remedy: what to do instead, unless that depends on who serves the API.
     """
 
     to: str | None = None
@@ -140,7 +91,6 @@ class Field:
     remedy: str = "leave it out"
 
 
-WHOLE = "a batch line is answered as a whole; leave it out or set it to false"
 TEXT_ONLY = "this engine reads and writes text; leave it out"
 TEMPLATE = "templates that know it get it through chat_template_kwargs"
 
@@ -169,7 +119,7 @@ FIELDS = {
         for kind in ("json", "regex", "choice", "grammar")
     },
     # valid, but only with a value that asks for nothing
-    "stream": Field(nothing=(False,), remedy=WHOLE),
+    "stream": Field(nothing=(False,), remedy="leave it out or set it to false"),
     "output_kind": Field(nothing=("final_only",)),
     "echo": Field(nothing=(False,), remedy="join prompt and text yourself"),
     "suffix": Field(nothing=("",), only=COMPLETIONS),
@@ -186,7 +136,7 @@ FIELDS = {
     "web_search_options": Field(only=CHAT),
     "reasoning_effort": Field(only=CHAT, remedy=TEMPLATE),
     "verbosity": Field(nothing=("medium",), only=CHAT, remedy=TEMPLATE),
-    "chat_template": Field(only=CHAT, remedy="name one for the whole run: --chat-template FILE"),
+    "chat_template": Field(only=CHAT),
 }
 # About accounts, storage and speed: no answer depends on them.
 IGNORED = {
@@ -206,11 +156,15 @@ ELSEWHERE = {
 }
 
 
-def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> SamplingParams:
+def read_params(
+    body: Mapping[str, Any], url: str, defaults: SamplingParams, remedies: Mapping[str, str]
+) -> SamplingParams:
     """The sampling parameters of a body. Fields that are left out or null come from `defaults`.
 
+    `remedies` says what to do instead, by field, where that depends on who serves the API.
+
     Raises:
-        LineError: a field is unknown, not supported, or has a wrong value.
+        RequestError: a field is unknown, not supported, or has a wrong value.
     """
     given: dict[str, tuple[str, Any]] = {}  # field of SamplingParams to the body's name and value
     for name, value in body.items():
@@ -222,7 +176,7 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         if field.to is not None:
             _add(given, field.to, name, _read(field, name, value))
         elif not any(_same(value, nothing) for nothing in field.nothing):
-            raise unsupported(name, value, field.remedy)
+            raise unsupported(name, value, remedies.get(name, field.remedy))
     _add_logprobs(given, body, url)
     try:
         params = replace(defaults, **{to: value for to, (_, value) in given.items()})
@@ -230,7 +184,7 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         text = str(error).removeprefix("SamplingParams: ").replace("must be None or ", "must be ")
         to = text.partition(" ")[0]
         param = given[to][0] if to in given else None
-        raise LineError(text.replace(to, param, 1) if param else text, param=param) from error
+        raise RequestError(text.replace(to, param, 1) if param else text, param=param) from error
     _check_best_of(body.get("best_of") if url == COMPLETIONS else None, params.n)
     return params
 
@@ -238,16 +192,16 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
 def _read(field: Field, name: str, value: Any) -> Any:
     try:
         return field.read(name, value)
-    except LineError:
+    except RequestError:
         raise
     except ValueError as error:
-        raise LineError(f"{name}: {error}", param=name) from error
+        raise RequestError(f"{name}: {error}", param=name) from error
 
 
 def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> None:
     if to in given and given[to][1] != value:
         other, earlier = given[to]
-        raise LineError(
+        raise RequestError(
             f"{other} and {name} set the same parameter and must agree, got {brief(earlier)} and "
             f"{brief(value)}; leave one out",
             param=name,
@@ -256,7 +210,7 @@ def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> N
 
 
 def _add_logprobs(given: dict[str, tuple[str, Any]], body: Mapping[str, Any], url: str) -> None:
-    """Chat lines have logprobs: true and top_logprobs: k; completions lines have logprobs: k."""
+    """Chats have logprobs: true and top_logprobs: k; completions have logprobs: k."""
     asked = body.get("logprobs")
     if url == COMPLETIONS:
         if asked is not None:
@@ -268,14 +222,14 @@ def _add_logprobs(given: dict[str, tuple[str, Any]], body: Mapping[str, Any], ur
     if asked:
         given["logprobs"] = "top_logprobs", 0 if top is None else top
     elif top is not None and not _same(top, 0):
-        raise LineError(
+        raise RequestError(
             f"top_logprobs needs logprobs to be true, got {brief(asked)}", param="top_logprobs"
         )
 
 
 def _check_best_of(best_of: Any, n: int) -> None:
     if best_of is not None and not _same(best_of, n):
-        raise LineError(
+        raise RequestError(
             f"best_of={brief(best_of)} is not supported unless it equals n={n}; leave it out",
             code="unsupported_parameter",
             param="best_of",
@@ -287,10 +241,10 @@ def _same(value: Any, other: Any) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _unknown(name: str, url: str) -> LineError:
+def _unknown(name: str, url: str) -> RequestError:
     known = [n for n, field in FIELDS.items() if field.only in (None, url)] + sorted(ELSEWHERE[url])
     near = difflib.get_close_matches(name[:60], known, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
-    return LineError(
+    return RequestError(
         f"{url} has no field {brief(name)}; {hint}", code="unknown_parameter", param=name[:60]
     )
