@@ -2,9 +2,10 @@
 
     python -m benchmarks.kernels.token_sampling [--smoke] [--cases 131k] [--out FILE]
 
-Sides: the kernel in Pallas and in Triton; "xla", the definition by sorting; and "engine xla", which the engine runs on
-a CPU and which does not sort. All draw the same tokens. Peer: torch's argmax, or softmax and multinomial after a filter
-by sorting; its random numbers are others, so its draws are not compared. There are no launch parameters to sweep.
+Sides: the kernel in Pallas and in Triton; "xla", the definition by sorting; and "engine xla", XLA's form, which an
+engine runs on a CPU and which does not sort. All draw the same tokens. Peer: torch's argmax, or softmax and multinomial
+after a filter by sorting; its random numbers are others, so its draws are not compared. There are no launch parameters
+to sweep.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
-from hybrid_jax.engine import sampling
 from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
@@ -47,38 +47,25 @@ class Shape:
 
 
 def draw(shape: Shape, key: jax.Array):
-    """The rows' wishes; `keys` is what the engine makes of `seed`."""
+    """The rows' wishes."""
     keys = jax.random.split(key)
     temperature, top_k, top_p = KINDS[shape.kind]
     full = functools.partial(jnp.full, shape.rows)
     inputs = {
         "logits": SPREAD * jax.random.normal(keys[0], (shape.rows, shape.vocab)),
-        "seed": jax.random.bits(keys[1], (shape.rows, 2)),
+        "keys": jax.random.bits(keys[1], (shape.rows, 2)),
+        "position": full(0, jnp.int32),
         "temperature": full(temperature, jnp.float32),
         "top_k": full(top_k, jnp.int32),
         "top_p": full(top_p, jnp.float32),
         "min_p": full(0.0, jnp.float32),
         "banned": jnp.full((shape.rows, 1), -1, jnp.int32),
     }
-    positions = jnp.zeros_like(inputs["top_k"])
-    return (), inputs | {"keys": sampling.noise_keys(rows_of(inputs), positions)}
-
-
-def rows_of(inputs) -> sampling.SamplingRows:
-    """The engine's form of the same wishes."""
-    none = jnp.zeros_like(inputs["top_k"])
-    names = ("seed", "temperature", "top_k", "top_p", "min_p")
-    return sampling.SamplingRows(
-        **{name: inputs[name] for name in names},
-        sample_index=none,
-        min_end=none,
-        stop_ids=inputs["banned"],
-    )
+    return (), inputs
 
 
 def call(implementation: str, carry, inputs):
-    given = {name: value for name, value in inputs.items() if name != "seed"}
-    return sample_tokens(SamplingArrays(**given), implementation=implementation), carry
+    return sample_tokens(SamplingArrays(**inputs), implementation=implementation), carry
 
 
 def triton(carry, inputs):
@@ -86,11 +73,6 @@ def triton(carry, inputs):
     if reason is not None:
         raise NotInstalled(f"not there: {reason}")
     return call("triton", carry, inputs)
-
-
-def engine(carry, inputs):
-    positions = jnp.zeros_like(inputs["top_k"])
-    return sampling.sample(inputs["logits"], rows_of(inputs), positions, "xla"), carry
 
 
 def torch_sample(shape: Shape, carry, inputs):
@@ -118,10 +100,8 @@ def torch_sample(shape: Shape, carry, inputs):
 
 
 def case_of(shape: Shape) -> Case:
-    names = {"pallas": "pallas", "xla": "reference"}
-    calls = {name: functools.partial(call, way) for name, way in names.items()} | {
-        "engine xla": engine
-    }
+    names = {"pallas": "pallas", "xla": "reference", "engine xla": "xla"}
+    calls = {name: functools.partial(call, way) for name, way in names.items()}
     random = shape.kind != "greedy"
     peer = Peer(
         name="torch multinomial" if random else "torch argmax",

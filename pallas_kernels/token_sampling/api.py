@@ -10,6 +10,7 @@ from pallas_kernels.arguments import check, check_array
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.token_sampling.kernel import sample_tokens_pallas
 from pallas_kernels.token_sampling.reference import SamplingArrays, sample_tokens_reference
+from pallas_kernels.token_sampling.xla import sample_tokens_xla
 
 
 def _sample_tokens_triton(arrays: SamplingArrays) -> jax.Array:
@@ -20,6 +21,7 @@ def _sample_tokens_triton(arrays: SamplingArrays) -> jax.Array:
 
 IMPLEMENTATIONS = {
     "reference": sample_tokens_reference,
+    "xla": sample_tokens_xla,
     "pallas": sample_tokens_pallas,
     "triton": _sample_tokens_triton,
 }
@@ -35,7 +37,7 @@ def sample_tokens(
     is a hash of key and token id, so a row's token depends on nothing else in the batch.
 
     Args:
-        implementation: "reference", "pallas", "triton", or None to choose among the first two. A named one never
+        implementation: "reference", "xla", "pallas", "triton", or None to choose "pallas" or "xla". A named one never
             falls back.
 
     Returns:
@@ -55,5 +57,7 @@ def sample_tokens(
         none = jnp.full((*banned.shape[:-1], 1), -1, jnp.int32)
         arrays = arrays._replace(banned=none)
     check(where, arrays)
+    floats = {name: getattr(arrays, name) for name in ("temperature", "top_p", "min_p")}
+    arrays = arrays._replace(**{name: x.astype(jnp.float32) for name, x in floats.items()})
     no_triton = jax_triton.why_unavailable() if implementation == "triton" else None
     return run(where, implementation, IMPLEMENTATIONS, arrays, no_triton=no_triton)

@@ -146,11 +146,11 @@ def _sample_kernel(
 
 
 def sample_tokens_pallas(arrays: SamplingArrays) -> jax.Array:
-    """See `api.sample_tokens`, whose arrays the kernel takes as they are."""
+    """See `api.sample_tokens`."""
     rows = arrays.logits.shape[0]
     (tokens,) = call(
         _sample_kernel,
-        *arrays,
+        *arrays.keyed(),
         grid=(rows,),
         outputs=[jax.ShapeDtypeStruct((rows,), jnp.int32)],
         name="sample_tokens",

@@ -1,10 +1,31 @@
-"""What all ways to sample share: noise as a hash of a row's key and a token's id, and float32 values as integers of the
-same order, for bisections that need no sort."""
+"""What all ways to sample share: keys of rows, noise as a hash of a row's key and a token's id, and float32 values as
+integers of the same order, for bisections that need no sort."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+
+def noise_keys(seeds: jax.Array, *numbers: jax.Array) -> jax.Array:
+    """A key uint32[B, 2] for each row, made by threefry from its seed uint32[B, 2] and its numbers, each int32[B]."""
+
+    def fold(seed, *numbers):
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        for number in numbers:
+            key = jax.random.fold_in(key, number)
+        return jax.random.key_data(key)
+
+    return jax.vmap(fold)(seeds, *numbers)
+
+
+def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Standard Gumbel noise float32[B, n] of keys uint32[B, 2] at token ids int32[B, n] (or [1, n]).
+
+    The noise is a hash of key and token. So a part of a vocabulary costs only as much as it is large, and a whole
+    vocabulary costs a fifth of threefry's bits.
+    """
+    return gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens))
 
 
 def token_hash(key_low: jax.Array, key_high: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -8,17 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
-from pallas_kernels.token_sampling.numbers import gumbel, token_hash
+from pallas_kernels.token_sampling.numbers import noise_keys, token_noise
 
 
 class SamplingArrays(NamedTuple):
     """Arrays of `api.sample_tokens`.
 
     Attributes:
-        logits: float32[B, V]. keys: uint32[B, 2].
+        logits: float32[B, V].
+        keys: uint32[B, 2]. A row's noise is that of its key, into which its numbers below are folded first.
         temperature: float32[B], 0 takes the largest logit, the first of equal ones.
         top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
-        banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either.
+        banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either; only
+            for "xla" there must be none.
+        sample_index, position: int32[B] numbers to fold into the keys, in this order; None for none.
     """
 
     logits: Annotated[jax.Array, FLOAT32, "B V"]
@@ -28,11 +31,22 @@ class SamplingArrays(NamedTuple):
     top_p: Annotated[jax.Array, FLOATS, "B"]
     min_p: Annotated[jax.Array, FLOATS, "B"]
     banned: Annotated[jax.Array, INTS, "B n"]
+    sample_index: Annotated[jax.Array | None, INTS, "None B"] = None
+    position: Annotated[jax.Array | None, INTS, "None B"] = None
+
+    def noise_keys(self) -> jax.Array:
+        """The keys uint32[B, 2] of the noise."""
+        numbers = (self.sample_index, self.position)
+        return noise_keys(self.keys, *(number for number in numbers if number is not None))
+
+    def keyed(self) -> tuple[jax.Array, ...]:
+        """The first seven arrays, with the keys of the noise."""
+        return self.logits, self.noise_keys(), *self[2:7]
 
 
 def sample_tokens_reference(arrays: SamplingArrays):
     """See `api.sample_tokens`."""
-    logits, keys, temperature, top_k, top_p, min_p, banned = arrays
+    logits, keys, temperature, top_k, top_p, min_p, banned = arrays.keyed()
     tokens = jnp.arange(logits.shape[1])
     gone = (tokens == banned[:, :, None]).any(1) | jnp.isnan(logits)
     logits = jnp.where(gone, -jnp.inf, logits)
@@ -51,6 +65,5 @@ def sample_tokens_reference(arrays: SamplingArrays):
     needed = (ahead < (top_p * weights.sum(-1))[:, None]) | (tokens == 0)
     edge = jnp.where(needed, ordered, jnp.inf).min(-1, keepdims=True)
     kept = jnp.where((top_p[:, None] < 1.0) & (kept < edge), -jnp.inf, kept)
-    noise = gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens[None]))
-    drawn = jnp.where(random[:, None], kept + noise, logits)
+    drawn = jnp.where(random[:, None], kept + token_noise(keys, tokens[None]), logits)
     return jnp.argmax(drawn, axis=-1).astype(jnp.int32)

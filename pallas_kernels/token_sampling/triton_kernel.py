@@ -642,7 +642,7 @@ def _choose(
 
 def sample_tokens_triton(arrays: SamplingArrays, *, config: Config | None = None):
     """See `api.sample_tokens`."""
-    logits, keys, temperature, top_k, top_p, min_p, banned = arrays
+    logits, keys, temperature, top_k, top_p, min_p, banned = arrays.keyed()
     config = config or Config()
     (rows, vocab), num_banned = logits.shape, banned.shape[1]
     parts = cdiv(vocab, config.part)
@@ -665,7 +665,6 @@ def sample_tokens_triton(arrays: SamplingArrays, *, config: Config | None = None
         LINE=config.line,
         GROUP=config.group,
     )
-    temperature, top_p, min_p = (x.astype(jnp.float32) for x in (temperature, top_p, min_p))
     asked = (temperature, top_k, top_p, min_p, banned)
     bound, levels, masses = call(
         *(_narrow, logits, *asked, values, groups),

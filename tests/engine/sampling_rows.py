@@ -6,10 +6,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.engine.sampling import SamplingRows, keep_likely, sample
+from hybrid_jax.engine.sampling import SamplingRows, sample
+from pallas_kernels.token_sampling import SamplingArrays
+from pallas_kernels.token_sampling.xla import keep_likely
 
 choose = jax.jit(sample)
-keep = jax.jit(keep_likely)
+
+
+def arrays_of(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> SamplingArrays:
+    """What the kernels take, of rows that ban nothing."""
+    return SamplingArrays(
+        logits=logits,
+        keys=rows.seed,
+        temperature=rows.temperature,
+        top_k=rows.top_k,
+        top_p=rows.top_p,
+        min_p=rows.min_p,
+        banned=jnp.full((len(logits), 1), -1, jnp.int32),
+        sample_index=rows.sample_index,
+        position=positions,
+    )
+
+
+@jax.jit
+def keep(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    return keep_likely(scaled, arrays_of(scaled, rows, rows.sample_index))
 
 
 def rows(count: int, **settings) -> SamplingRows:

@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.engine import token_groups
-from hybrid_jax.engine.sampling import (
+from pallas_kernels.token_sampling import groups
+from pallas_kernels.token_sampling.numbers import gumbel, token_noise
+from pallas_kernels.token_sampling.xla import (
     LIKELY_GROUPS,
     draw_among_all,
     draw_among_likely,
     draw_by_bounds,
-    gumbel,
     mass_of_all,
-    noise_keys,
     score,
-    token_noise,
 )
-from tests.engine.sampling_rows import choose, keep, rows
+from tests.engine.sampling_rows import arrays_of, choose, keep, rows
 
 
 @pytest.mark.parametrize(
@@ -80,19 +78,19 @@ def test_drawing_by_bounds_is_drawing_among_all(name, min_p):
 
 def test_bounds_that_leave_too_much_out_prove_nothing(monkeypatch):
     """Four groups of the vocabulary are looked at; a better token in another one is never missed."""
-    monkeypatch.setattr("hybrid_jax.engine.sampling.BOUNDED_GROUPS", 4)
+    monkeypatch.setattr("pallas_kernels.token_sampling.xla.BOUNDED_GROUPS", 4)
     # A shape that no other test has traced with more groups.
     check_way(draw_by_bounds, some_logits()[:, :39_000] / 3, {}, None)
 
 
-def few_groups(scores, params, keys):
-    mass = mass_of_all(scores, params, params.temperature > 0)
-    return draw_among_likely(scores, params, keys, mass, LIKELY_GROUPS[0])
+def few_groups(scores, arrays, keys):
+    mass = mass_of_all(scores, arrays, arrays.temperature > 0)
+    return draw_among_likely(scores, arrays, keys, mass, LIKELY_GROUPS[0])
 
 
-def more_groups(scores, params, keys):
-    mass = mass_of_all(scores, params, params.temperature > 0)
-    return draw_among_likely(scores, params, keys, mass, LIKELY_GROUPS[1])
+def more_groups(scores, arrays, keys):
+    mass = mass_of_all(scores, arrays, arrays.temperature > 0)
+    return draw_among_likely(scores, arrays, keys, mass, LIKELY_GROUPS[1])
 
 
 def some_logits() -> np.ndarray:
@@ -105,9 +103,10 @@ def check_way(way, logits: np.ndarray, settings: dict, few: bool | None) -> None
     """`few`: whether most rows can do without the whole vocabulary; None if some can and some cannot."""
     count = len(logits)
     params, positions = rows(count, **settings), jnp.arange(count)
-    scores, keys = score(jnp.asarray(logits), params, positions), noise_keys(params, positions)
-    tokens, enough = jax.jit(way)(scores, params, keys)
-    every = jax.jit(draw_among_all)(scores, params, keys, jnp.ones(count, bool))
+    arrays = arrays_of(jnp.asarray(logits), params, positions)
+    scores, keys = score(arrays), arrays.noise_keys()
+    tokens, enough = jax.jit(way)(scores, arrays, keys)
+    every = jax.jit(draw_among_all)(scores, arrays, keys, jnp.ones(count, bool))
     scaled = jnp.asarray(logits) - logits.max(-1, keepdims=True)
     noise = token_noise(keys, jnp.arange(logits.shape[1])[None])
     np.testing.assert_array_equal(every, jnp.argmax(keep(scaled, params) + noise, axis=-1))
@@ -135,7 +134,7 @@ def test_the_largest_of_a_row_are_those_of_top_k(size, count):
     rng = np.random.default_rng(3)
     for low in (-3, -40):
         x = jnp.asarray(rng.integers(low, 4, (20, size)), jnp.float32).at[0].set(-jnp.inf)
-        for got, want in zip(token_groups.largest(x, count), jax.lax.top_k(x, count), strict=True):
+        for got, want in zip(groups.largest(x, count), jax.lax.top_k(x, count), strict=True):
             np.testing.assert_array_equal(got, want)
 
 
@@ -145,7 +144,7 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
     rng = np.random.default_rng(11)
     maxima = rng.integers(-20, 20, (6, size)).astype(np.float32)
     maxima[0] = np.sort(maxima[0])  # the best lie together
-    places, least = token_groups.best(jnp.asarray(maxima), count)
+    places, least = groups.best(jnp.asarray(maxima), count)
     for row, got, edge in zip(maxima, np.asarray(places), least, strict=True):
         order = np.argsort(-row, kind="stable")
         np.testing.assert_array_equal(got, np.sort(order[:count]))
@@ -154,12 +153,12 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
 
 def test_many_groups_are_those_of_sorting_or_none_are_promised():
     """Rows of distinct maxima, of ties that end at the edge, of ties across it, and of few finite ones."""
-    size, count = 3001, token_groups.MANY + 88
+    size, count = 3001, groups.MANY + 88
     maxima = np.stack([np.random.default_rng(n).permutation(size) for n in range(4)]) - 1500.0
     maxima[1] = np.minimum(maxima[1], size - 1500.0 - count)  # all that are in tie
     maxima[2] = np.minimum(maxima[2], 0)  # more than fit
     maxima[3, maxima[3] < size - 1500 - 300] = -np.inf
-    places, least = token_groups.best(jnp.asarray(maxima, jnp.float32), count)
+    places, least = groups.best(jnp.asarray(maxima, jnp.float32), count)
     for row in (0, 1):
         np.testing.assert_array_equal(places[row], np.sort(np.argsort(-maxima[row])[:count]))
         assert least[row] == size - 1500 - count
@@ -190,4 +189,4 @@ def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
 def test_the_largest_is_found_by_groups(size):
     x = np.random.default_rng(9).integers(-3, 3, (50, size)).astype(np.float32)
     x[3] = -np.inf
-    np.testing.assert_array_equal(token_groups.argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+    np.testing.assert_array_equal(groups.argmax(jnp.asarray(x)), np.argmax(x, axis=-1))

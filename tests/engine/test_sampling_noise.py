@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.engine.sampling import noise_keys, token_noise
+from pallas_kernels.token_sampling.numbers import noise_keys, token_noise
 from tests.engine.sampling_rows import choose, kept_by_sorting, rows, softmax
 
 
@@ -76,7 +76,8 @@ def test_many_draws_follow_the_distribution(temperature, top_k, top_p):
 
 def test_noise_has_the_gumbel_distribution():
     """Moments and tail over one key's vocabulary and over many keys at one token."""
-    keys = noise_keys(rows(2000), jnp.arange(2000))
+    given = rows(2000)
+    keys = noise_keys(given.seed, given.sample_index, jnp.arange(2000))
     tokens = jnp.arange(500)[None]
     noise = np.asarray(token_noise(keys, tokens), np.float64)
     assert np.isfinite(noise).all()

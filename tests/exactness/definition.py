@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.engine import sampling
 from hybrid_jax.engine.sampling import SamplingRows
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.request import Request
+from pallas_kernels.token_sampling.numbers import token_noise
+from pallas_kernels.token_sampling.xla import keep_likely
+from tests.engine.sampling_rows import arrays_of
 from tests.exactness.jobs import Job
 
 # Executables may differ in the last bits. A token may differ only where the definition finds it within
@@ -226,9 +228,9 @@ def _define(params, tokens, lengths, columns, penalties, *, config, kv_dtype):
     flat = jnp.where(stops & early[:, None], -jnp.inf, flat)
     random = (chooser.temperature > 0)[:, None]
     scaled = flat / jnp.where(random, chooser.temperature[:, None], 1.0)
-    keys = sampling.noise_keys(chooser, positions)
-    noise = sampling.token_noise(keys, jnp.arange(vocab)[None])
-    drawn = sampling.keep_likely(scaled, chooser) + noise
+    arrays = arrays_of(scaled, chooser, positions)
+    noise = token_noise(arrays.noise_keys(), jnp.arange(vocab)[None])
+    drawn = keep_likely(scaled, arrays) + noise
     scores = jnp.where(random, drawn, flat)
     return logits, scores.reshape(logits.shape), scores.argmax(-1).reshape(rows, width)
 

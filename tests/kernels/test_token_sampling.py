@@ -1,4 +1,4 @@
-"""Sampled tokens: the kernel, the definition by sorting, and the engine's way on a CPU agree."""
+"""Sampled tokens: the kernel, XLA's form, and the definition by sorting agree."""
 
 import functools
 
@@ -10,6 +10,7 @@ import pytest
 from hybrid_jax.engine import sampling
 from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling.kernel import BLOCK
+from pallas_kernels.token_sampling.numbers import noise_keys
 from tests.kernels.by_name import sample_tokens
 from tests.kernels.lowered import kernels_in
 
@@ -38,12 +39,35 @@ def tokens(given: dict, implementation: str) -> np.ndarray:
 
 @pytest.mark.parametrize("vocab", [7, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_kernel_draws_what_the_definition_draws(vocab, seed):
+def test_kernel_and_xla_draw_what_the_definition_draws(vocab, seed):
     given = arguments(vocab, seed)
-    np.testing.assert_array_equal(tokens(given, "pallas"), tokens(given, "reference"))
+    want = tokens(given, "reference")
+    for implementation in ("pallas", "xla"):
+        np.testing.assert_array_equal(tokens(given, implementation), want)
 
 
-def test_the_engine_on_a_cpu_draws_the_same():
+@pytest.mark.parametrize("implementation", ["reference", "xla", "pallas"])
+def test_numbers_are_folded_into_keys_where_noise_is_made(implementation):
+    given = arguments(300)
+    sample, position = jnp.arange(ROWS) % 3, 7 * jnp.arange(ROWS)
+    made = noise_keys(given["keys"], sample, position)
+    want = tokens(given | {"keys": made}, implementation)
+    got = tokens(given | {"sample_index": sample, "position": position}, implementation)
+    np.testing.assert_array_equal(got, want)
+    assert (got != tokens(given, implementation)).any()
+    assert (got != tokens(given | {"position": position}, implementation)).any()
+
+
+def test_rows_that_are_all_greedy_make_no_keys():
+    """XLA's form folds numbers into keys inside the branch for rows that are drawn at random."""
+    given = arguments(300) | {"position": jnp.arange(ROWS)}
+    form = functools.partial(sample_tokens, implementation="xla")
+    outside = jax.make_jaxpr(lambda given: form(**given))(given).jaxpr.eqns
+    names = [equation.primitive.name for equation in outside]
+    assert "cond" in names and not any(name.startswith("random") for name in names)
+
+
+def test_the_engine_draws_the_same_either_way():
     given = arguments(3000)
     want = tokens(given, "pallas")
     rng = np.random.default_rng(5)
@@ -71,13 +95,28 @@ def test_tied_logits_take_the_first_and_stay_together():
     assert (got[greedy] == BLOCK - 2).all()
 
 
-def test_nan_is_not_drawn_and_no_mass_keeps_the_most_likely():
+def test_nan_is_not_drawn():
     given = arguments(300)
-    broken = given["logits"].at[:, 7].set(jnp.nan)
-    for changes in ({"logits": broken}, {"top_p": jnp.zeros(ROWS)}):
-        got = tokens(given | changes, "pallas")
-        np.testing.assert_array_equal(got, tokens(given | changes, "reference"))
-        assert (got != 7).all()
+    given |= {"logits": given["logits"].at[:, 7].set(jnp.nan)}
+    got = tokens(given, "pallas")
+    np.testing.assert_array_equal(got, tokens(given, "reference"))
+    assert (got != 7).all()
+
+
+def test_no_mass_keeps_the_most_likely():
+    given = arguments(300) | {"top_p": jnp.zeros(ROWS)}
+    want = tokens(given, "reference")
+    for implementation in ("pallas", "xla"):
+        np.testing.assert_array_equal(tokens(given, implementation), want)
+
+
+def test_wishes_may_be_of_half_precision():
+    given = arguments(300)
+    halves = {name: given[name].astype(jnp.bfloat16) for name in ("temperature", "top_p", "min_p")}
+    rounded = {name: half.astype(jnp.float32) for name, half in halves.items()}
+    for implementation in ("reference", "xla", "pallas"):
+        got = tokens(given | halves, implementation)
+        np.testing.assert_array_equal(got, tokens(given | rounded, implementation))
 
 
 def test_a_row_draws_the_same_in_any_batch():

@@ -1,6 +1,6 @@
 """Drafters on the device: one file each, and the table in which steps find them.
 
-May import: config, engine.frames, engine.mixers, engine.pack, engine.rings, engine.sampling, engine.token_groups,
-engine.walk, geometry, models, state.
+May import: config, engine.frames, engine.mixers, engine.pack, engine.rings, engine.sampling, engine.walk, geometry,
+models, pallas_kernels.token_sampling, state.
 Packages: jax.
 """

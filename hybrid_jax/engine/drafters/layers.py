@@ -9,12 +9,13 @@ from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.engine.mixers.mixer import WindowRows
-from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_sampling
-from hybrid_jax.engine.token_groups import largest
+from hybrid_jax.engine.sampling import sample, unpack_sampling
 from hybrid_jax.engine.walk import WindowWalk
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.models.stacks import Drafting, ExitStack, drafting_stack
 from hybrid_jax.state import Model, State
+from pallas_kernels.token_sampling.groups import largest
+from pallas_kernels.token_sampling.numbers import noise_keys, token_noise
 
 
 class Layers:
@@ -212,7 +213,8 @@ def probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> jax.Array:
     """The tokens int32[B, count] that are most likely to be drawn, by logits float32[B, V] and the noise there."""
-    noise = token_noise(noise_keys(rows, positions), jnp.arange(logits.shape[1])[None])
+    keys = noise_keys(rows.seed, rows.sample_index, positions)
+    noise = token_noise(keys, jnp.arange(logits.shape[1])[None])
     temperature = rows.temperature[:, None]
     noisy = logits / jnp.where(temperature > 0, temperature, 1.0) + noise
     return largest(jnp.where(temperature > 0, noisy, logits), count)[1]
