@@ -17,14 +17,12 @@ SOURCES := hybrid_jax pallas_kernels tests examples benchmarks docs
 QUICKLY := HYBRID_JAX_COMPILE=quickly
 NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
 # What users meet, and the tests beside the folders.
-SURFACE_TESTS := tests/surface $(wildcard tests/test_*.py)
+SURFACE_TESTS := $(addprefix tests/,api batch cli docs openai process text viz) $(wildcard tests/test_*.py)
 ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.
-FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
+FAST_TESTS := tests/cache tests/config tests/constraints tests/models tests/process tests/weights tests/test_costs.py \
 	tests/test_docstrings.py tests/test_drawing.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
-	tests/test_own_settings.py tests/test_sampling_params.py tests/test_streams.py \
-	tests/engine/test_bucket.py tests/engine/test_defaults.py \
-	$(wildcard tests/engine/test_scheduler_*.py)
+	tests/schedule/test_bucket.py tests/sizing/test_defaults.py $(wildcard tests/schedule/test_scheduler_*.py)
 MORE_FAST_TESTS := tests/sim tests/typing
 PYTEST = python -m pytest --durations=15
 # Which part of the tests that take turns runs (tests/drawing.py).
@@ -56,8 +54,8 @@ CONSTRAINTS := .ci/constraints.txt
 
 # transformers and torch, for answers that tests compare with. `make test` reads those that are committed.
 PARITY_VENV := .venv-parity
-ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.surface.chat_goldens
-ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/surface/test_chat_forms.py
+ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.text.chat_goldens
+ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/text/test_chat_forms.py
 
 .PHONY: help constraints demo docs parity check check-fast check-more test test-all checks test-numeric test-engine \
 	test-surface test-as-users test-aot test-triton test-other lint format clean
@@ -82,7 +80,7 @@ docs: $(VENV)/.installed-test
 parity: $(PARITY_VENV)/.installed
 	for part in $(ANSWERS); do $(PARITY_VENV)/bin/python -m $$part || exit 1; done
 	$(PARITY_VENV)/bin/$(PYTEST) $(ANSWERED)
-	@git diff --stat -- tests/parity tests/surface
+	@git diff --stat -- tests/parity tests/text
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py

@@ -21,7 +21,7 @@ FRAME_TARGET_BYTES = 256 * 1024
 LEAST_FRAME_WORDS = 16
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
 PROMPT_POSITIONS = 32  # prompt positions whose logits exist at once, for their log-probabilities
-# How many arrays as large as the logits XLA holds at once, by its own count; tests/engine/test_sizing.py checks this.
+# How many arrays as large as the logits XLA holds at once, by its own count; tests/sizing/test_sizing.py checks this.
 LOGITS_OF_A_ROW = 10  # 7 if nothing is reported or adjusted, 9.6 if both are
 LOGITS_OF_A_POSITION = 2
 KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot

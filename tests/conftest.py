@@ -49,6 +49,7 @@ enable_compile_cache("xla-tests")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
+pytest_plugins = ["tests.llms"]
 ROOT = Path(__file__).resolve().parent.parent
 # Every compiled program takes a few memory maps, of which Linux allows a process 65,530 by default; the compiler
 # crashes at the next one.

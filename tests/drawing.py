@@ -74,7 +74,7 @@ LONG = {
         "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[A|P-float32-1-32-3",
         "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[MA!MAMA-float32-4-128-2",
     ),
-    "engine/test_allocation_faults.py": tuple(
+    "schedule/test_allocation_faults.py": tuple(
         f"test_an_allocation_that_fails_costs_a_restart_and_no_token[{case}"
         for case in ("pages of two grains", "pages of four grains", "drafts", "recurrent")
     ),
@@ -101,7 +101,7 @@ LONG = {
         "test_windows_of_which_some_tokens_stay_give_plain_tokens[mamba2",
     ),
     "engine/test_program_store.py": ("test_another_engine_or_model_has_programs_of_its_own",),
-    "engine/test_sizing.py": (
+    "sizing/test_sizing.py": (
         "test_the_logits_of_every_step_fit_what_is_counted_for_them[16-False",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds14",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds15",
@@ -163,17 +163,17 @@ LONG = {
     ),
     "sim/test_allocator_studies.py": ("test_a_smoke_run_fills_every_table",),
     "sim/test_published.py": ("test_baselines_hit_what_the_published_simulator_hits[agents",),
-    "surface/test_batch_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
-    "surface/test_speculation.py": (
+    "batch/test_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
+    "api/test_speculation.py": (
         "test_one_draft_at_a_time_is_enough[ngram",
         "test_one_draft_at_a_time_is_enough[suffix",
         "test_one_draft_at_a_time_is_enough[mtp",
     ),
-    "surface/test_structured_outputs.py": ("test_every_completion_under_a_schema_is_valid[llm-1",),
-    "surface/test_batch_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
-    "test_benchmarks.py": ("test_a_smoke_run_of_all_scripts_fills_tables_and_file",),
+    "api/test_structured_outputs.py": ("test_every_completion_under_a_schema_is_valid[llm-1",),
+    "batch/test_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
+    "benchmarks/test_benchmarks.py": ("test_a_smoke_run_of_all_scripts_fills_tables_and_file",),
     "test_compare_commits.py": ("test_one_model_goes_through_hits_forks_and_evictions",),
-    "test_gpu_7b_smoke.py": (
+    "benchmarks/test_gpu_7b_smoke.py": (
         "test_every_section_is_there_without_errors",
         "test_shares_of_the_floor_are_finite_and_positive",
         "test_bytes_of_the_decode_floor_are_those_counted_by_hand",
@@ -181,7 +181,7 @@ LONG = {
         "test_both_kernels_draw_the_same_first_tokens",
         "test_a_model_with_a_cut_is_measured_beside_the_one_without",
     ),
-    "test_on_gpu.py": (
+    "benchmarks/test_on_gpu.py": (
         "test_both_scripts_leave_their_few_files",
         "test_the_report_holds_every_table",
     ),
@@ -198,34 +198,29 @@ LONG = {
 
 # Tests of which a run takes few cases.
 FEW_CASES = (
-    *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
-    "surface/test_cli.py",
+    *("aot", "kernels", "engine/test_sampling_groups.py", "schedule/test_scheduler_traffic.py"),
+    "cli/test_cli.py",
 )
 TURNS = 8
 TAKE_TURNS = (
     *("aot", "exactness", "interpreted", "kernels", "parity", "train", "typing"),
-    *("models/test_cut.py", "test_benchmarks.py", "test_notebook.py"),
+    *("models/test_cut.py", "benchmarks/test_benchmarks.py", "docs/test_notebook.py"),
     *(f"cache/test_{name}_machine.py" for name in ("adaptive", "cache", "pool", "simulated")),
     *(
-        f"surface/test_{name}.py"
+        f"api/test_{name}.py"
         for name in (
-            "bundled_llm",
-            "installation",
-            "structured_outputs",
-            "speculation",
-            "batch_kills",
-            "longest_prompts",
-            "not_finite",
-            "settings",
+            *("bundled_llm", "longest_prompts", "not_finite", "settings"),
+            *("speculation", "structured_outputs"),
         )
     ),
+    *("batch/test_kills.py", "cli/test_installation.py"),
+    *("schedule/test_allocation_faults.py", "sizing/test_sizing.py"),
     *(
         f"engine/test_{name}.py"
         for name in (
-            *("allocation_faults", "compile_count", "device_memory", "donation", "frames"),
-            *("fusion_names", "interrupts", "judging", "kernel_choice", "kernel_paths"),
-            *("larger_programs", "program_store", "sampling_groups", "serving", "short_chunk"),
-            *("sizing", "unjudged", "walk"),
+            *("compile_count", "device_memory", "donation", "frames", "fusion_names"),
+            *("interrupts", "judging", "kernel_choice", "kernel_paths", "larger_programs"),
+            *("program_store", "sampling_groups", "serving", "short_chunk", "unjudged", "walk"),
         )
     ),
     *(

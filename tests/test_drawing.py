@@ -27,11 +27,11 @@ def test_what_is_left_out_is_there(root):
     for file, tests in LONG.items():
         text = (root / "tests" / file).read_text(encoding="utf-8")
         assert all(f"def {test.partition('[')[0]}(" in text for test in tests), file
-    assert is_long("test_on_gpu.py", "test_the_report_holds_every_table")
-    assert not is_long("test_on_gpu.py", "test_a_report_of_nothing_says_what_to_run")
+    assert is_long("benchmarks/test_on_gpu.py", "test_the_report_holds_every_table")
+    assert not is_long("benchmarks/test_on_gpu.py", "test_a_report_of_nothing_says_what_to_run")
     room = "test_no_step_holds_more_than_is_counted_for_temporaries"
-    assert is_long("engine/test_sizing.py", f"{room}[kinds2-settings2]")
-    assert not is_long("engine/test_sizing.py", f"{room}[kinds20-settings20]")
+    assert is_long("sizing/test_sizing.py", f"{room}[kinds2-settings2]")
+    assert not is_long("sizing/test_sizing.py", f"{room}[kinds20-settings20]")
 
 
 def test_every_test_has_one_turn_and_groups_stay_together():

@@ -17,7 +17,7 @@ from hybrid_jax import SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.test_grammar_masks import config_of
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 
 class Person(pydantic.BaseModel):

@@ -9,7 +9,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from tests.constraints.vocabularies import Language, make_tokenizer, tokens_of
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 REGEXES = ("a*", "aab", "(ab|b)+0?", "a{2,3}b|0", "[ab]{1,4}", "(a|aa|b0)*0", "(aab)+", "a?b?0?")
 TEXT_LENGTH = 4  # with a token of 3 letters and the rest of a word, this stays below LONGEST

@@ -16,7 +16,7 @@ from hybrid_jax.constraints import kept as kept_module
 from hybrid_jax.constraints.grammar import LIMITS, Grammars
 from hybrid_jax.constraints.kept import Kept, Recent, Shelf, digest_of
 from hybrid_jax.constraints.stack import STACK_BYTES, with_large_stack
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 
 def form(**given):
@@ -88,7 +88,7 @@ GROWTH = """
 import random
 from hybrid_jax import StructuredOutputsParams
 from hybrid_jax.constraints.grammar import Grammars
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -249,7 +249,7 @@ PROGRAM = """
 import json, sys, threading
 from hybrid_jax import StructuredOutputsParams
 from hybrid_jax.constraints.grammar import Grammars
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 def follow(forms):
     known = Grammars(byte_tokenizer(), 256)

@@ -12,7 +12,7 @@ from hybrid_jax.constraints.schemas import optional_properties
 from hybrid_jax.constraints.schemas.optional_properties import ROW_ITEMS, too_many_optional
 from hybrid_jax.constraints.schemas.walk import followed
 from tests.constraints.schemas import takes_text
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
 GRAMMARS = Grammars(byte_tokenizer(), 256)

@@ -13,7 +13,7 @@ from hybrid_jax.constraints.grammar import Grammars
 from hybrid_jax.constraints.patterns import NotPortable, portable
 from tests.constraints.schemas import BYTES, takes_text
 from tests.drawing import left_to_all
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 GRAMMARS = Grammars(byte_tokenizer(), 256)
 

@@ -15,7 +15,7 @@ from hybrid_jax.constraints.grammar import Grammars
 from hybrid_jax.constraints.schemas.refused_part import MOST_ASKED, refused_part
 from hybrid_jax.constraints.trial import Worker
 from tests.constraints.schemas import takes_text
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 GRAMMARS = Grammars(byte_tokenizer(), 256)
 

@@ -43,7 +43,7 @@ from tests.constraints.schemas import (
     validator,
 )
 from tests.drawing import left_to_all
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 KINDS = ("integer", "number", "string", "array", "object")
 NUM_PAIRS = 100  # of those that every run tries

@@ -15,7 +15,7 @@ from hybrid_jax.constraints import Constraints
 from hybrid_jax.text.thoughts import Thoughts
 from tests.constraints.test_grammar_masks import after, config_of, form
 from tests.constraints.vocabularies import make_tokenizer
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 EOS, FORM = 0, r"\{a+\}"
 OPENED = Thoughts(open="<think>", close="</think>", opened=True)

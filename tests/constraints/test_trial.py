@@ -28,7 +28,7 @@ from hybrid_jax.constraints.kept import GRAMMARS_KEPT
 from hybrid_jax.constraints.trial import Worker
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.vocabularies import make_tokenizer, tokens_of
-from tests.surface.conftest import byte_tokenizer
+from tests.llms import byte_tokenizer
 
 SELDOM = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
 

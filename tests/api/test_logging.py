@@ -1,0 +1,58 @@
+"""What `logging` hears under "hybrid_jax": nothing unless asked, then starts, compiling, refusals and preemptions."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_jax import SamplingParams, run_batch
+from tests.api.fake_engine import GREEDY
+from tests.batch.batch_files import line, write
+from tests.exactness.engines import short_of_memory
+from tests.llms import tiny_llm
+
+
+def said(caplog, name):
+    return [record.getMessage() for record in caplog.records if record.name == f"hybrid_jax.{name}"]
+
+
+def test_a_start_and_a_refusal_are_heard(make_llm, caplog):
+    caplog.set_level(logging.INFO, logger="hybrid_jax")
+    llm = make_llm()
+    assert said(caplog, "engine")[0].startswith("started LLM(llama, float32, max_model_len=200")
+    with pytest.raises(ValueError):
+        llm.generate("", GREEDY)
+    assert said(caplog, "requests") == [
+        "refused: prompt 0: is empty; a prompt needs at least one token"
+    ]
+
+
+def test_a_line_of_a_batch_that_gets_an_error_is_heard(make_llm, caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="hybrid_jax")
+    source = write(tmp_path / "in.jsonl", [line(), {"custom_id": "x"}])
+    run_batch(source, tmp_path / "out.jsonl", make_llm())
+    [heard] = said(caplog, "batch")
+    assert heard.startswith("line 2 got an error: ")
+
+
+def test_a_preemption_is_heard(caplog):
+    caplog.set_level(logging.INFO, logger="hybrid_jax")
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    with tiny_llm(max_rows=2) as llm, short_of_memory(llm._engine, at=(6,)):
+        llm.generate(["ab", "cd"], params)
+        assert llm.stats()["preemptions"] == 1
+    [heard] = said(caplog, "scheduler")
+    assert heard.endswith("and will go on when there is room")
+    assert any(words.startswith(("compiled", "loaded")) for words in said(caplog, "compiling"))
+
+
+def test_nothing_is_printed_unless_asked():
+    code = "import hybrid_jax, logging; logging.getLogger('hybrid_jax.engine').warning('heard')"
+    quiet = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert quiet.stdout == quiet.stderr == ""
+    code = "import logging; logging.basicConfig(level='INFO'); " + code
+    loud = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loud.stderr == "WARNING:hybrid_jax.engine:heard\n"

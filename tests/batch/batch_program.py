@@ -1,0 +1,43 @@
+"""The command line over an engine without a model: for tests that kill it.
+
+HYBRID_JAX_TEST_PAUSE: seconds each turn of the engine takes.
+HYBRID_JAX_TEST_FILE_LIMIT: bytes a file may have, as if the disk were full then.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import starting
+from hybrid_jax.cli import main as cli
+from hybrid_jax.text import tokenizer
+from tests.api.fake_engine import CONFIG
+from tests.batch.batch_files import SeededEngine
+from tests.llms import byte_tokenizer
+
+PAUSE = float(os.environ.get("HYBRID_JAX_TEST_PAUSE", "0"))
+
+
+class PausingEngine(SeededEngine):
+    def step(self):
+        time.sleep(PAUSE)
+        return super().step()
+
+
+if __name__ == "__main__":
+    if limit := int(os.environ.get("HYBRID_JAX_TEST_FILE_LIMIT", "0")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    # A shell's background job ignores Ctrl-C and hands that on; this program must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    starting.Engine = PausingEngine
+    starting.load_config_with_drafter = lambda path, drafts: CONFIG
+    starting.load_with_drafter = lambda path, drafts, dtype, progress: (CONFIG, None)
+    llm_module.default_params = lambda folder: llm_module.SamplingParams()
+    tokenizer.Tokenizer.from_directory = classmethod(lambda cls, path: byte_tokenizer())
+    assert Path(llm_module.BUNDLED, "config.json").is_file()
+    cli.main()

@@ -1,0 +1,191 @@
+"""The engine's loop around the scheduler and a device that checks every read, and what both are given."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.geometry import sized_geometry
+from hybrid_jax.schedule.bucket import shapes_of
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
+from tests.schedule.simulated_device import SimulatedDevice, plain_loop
+
+GRAIN = 32
+
+
+def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
+    """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them."""
+    pages, state = kind != "recurrent", kind != "attention"
+    return sized_geometry(
+        frame_words=64, page_tokens=page_tokens if pages else 0, frames_per_page=2 * pages,
+        token_words=2 * pages, state_frames=3 * state, grain=grain,
+    )  # fmt: skip
+
+
+@dataclass
+class Engine:
+    """The engine's loop: at most `lag` results are held back while the next plan is made."""
+
+    scheduler: Scheduler
+    device: SimulatedDevice
+    vocab: int
+    lag: int = 1
+    pending: deque = field(default_factory=deque)
+    requests: dict[str, Request] = field(default_factory=dict)
+    reported: dict[str, list[int]] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    plans: list = field(default_factory=list)
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        num_frames=400,
+        max_slots=100,
+        max_model_len=600,
+        vocab=50,
+        lag=1,
+        geometry=None,
+        keep=None,
+        **options,
+    ):
+        geometry = geometry or make_geometry()
+        cache = options.pop("cache", "adaptive")
+        cache = CacheConfig(policy=cache) if isinstance(cache, str) else cache
+        engine = EngineConfig(**{"max_rows": 4, "prefill_tokens": 128, "cache": cache} | options)
+        scheduler = Scheduler(
+            geometry,
+            engine,
+            num_frames=num_frames,
+            max_slots=max_slots,
+            max_model_len=max_model_len,
+        )
+        device = SimulatedDevice(
+            geometry,
+            num_frames=num_frames,
+            max_rows=engine.max_rows,
+            vocab=vocab,
+            exact=engine.exact,
+            keep=keep,
+        )
+        return cls(scheduler, device, vocab, lag)
+
+    def add(
+        self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None, **more
+    ):
+        name = name or f"r{len(self.requests)}"
+        limit = max_tokens if explicit else None
+        params = SamplingParams(max_tokens=limit, temperature=0.0, stop=stop)
+        request = Request(
+            request_id=name, prompt=list(prompt), params=params, seed=0, stop_ids=frozenset(stop_ids),
+            max_tokens=max_tokens, **more,
+        )  # fmt: skip
+        self.scheduler.add(request)
+        self.requests[name], self.reported[name] = request, []
+        self.scheduler.check_invariants()
+        return request
+
+    def add_siblings(self, count, prompt, **options):
+        """Completions of one prompt, which may fork from each other."""
+        group = f"g{len(self.requests)}" if count > 1 else None
+        return [self.add(prompt, sibling_group=group, **options) for _ in range(count)]
+
+    def step(self):
+        """One turn of the loop; False when nothing is left to do."""
+        plan = self.scheduler.plan()
+        self.scheduler.check_invariants()
+        if plan:
+            self.check_shapes(plan)
+            self.plans.append(plan)
+            self.device.execute(plan)
+            self.pending.append(plan)
+        if self.pending and (len(self.pending) > self.lag or not plan):
+            for progress in self.scheduler.receive(self.pending.popleft()):
+                name = progress.request.request_id
+                assert name not in self.ended
+                assert progress.new_token_ids or progress.request.finish_reason == "error"
+                self.reported[name] += progress.new_token_ids
+                if progress.finished:
+                    self.ended.append(name)
+            self.scheduler.check_invariants()
+            return True
+        return bool(plan)
+
+    def crash(self):
+        """A dispatch fails: the device and all results that are not in are lost."""
+        self.scheduler.plan()
+        self.recover()
+
+    def recover(self):
+        """Starts over as the engine does after an exception: what was reported stays, the rest is computed again."""
+        live = []
+        for name, request in self.requests.items():
+            if name not in self.ended and request.finish_reason != "abort":
+                del request.output[len(self.reported[name]) :]
+                request.finish_reason = request.stop_reason = None
+                live.append(request)
+        self.scheduler = self.scheduler.restarted(live)
+        self.scheduler.check_invariants()
+        self.pending.clear()
+        self.device = SimulatedDevice(
+            self.scheduler.geometry, num_frames=self.scheduler.num_frames,
+            max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
+            exact=self.device.exact, keep=self.device.keep,
+        )  # fmt: skip
+
+    def run(self, max_turns=20000):
+        turns = 0
+        while self.step():
+            turns += 1
+            assert turns < max_turns, f"no end in sight: {self.scheduler.stats()}"
+        assert not self.scheduler.has_work
+
+    def check_shapes(self, plan):
+        engine, max_pages = self.scheduler.engine, self.scheduler.geometry.num_pages(600)
+        if engine.exact:
+            assert plan.num_steps <= 1
+            assert all(len(row.tokens) <= GRAIN for row in plan.prefill)
+            return
+        if plan.prefill:
+            shape = shapes_of(engine).prefill_bucket(
+                num_rows=len(plan.prefill), num_tokens=max(len(row.tokens) for row in plan.prefill),
+                num_pages=max(len(row.pages) for row in plan.prefill), max_pages=max_pages,
+            )  # fmt: skip
+            assert shape.rows * shape.tokens <= engine.prefill_tokens
+        if plan.decode:
+            assert plan.num_steps <= shapes_of(engine).decode_steps
+            shapes_of(engine).decode_bucket(
+                num_rows=max(row.row for row in plan.decode) + 1,
+                num_pages=max(len(row.pages) for row in plan.decode), max_pages=max_pages,
+            )  # fmt: skip
+
+    def check(self):
+        """Every request that went on to its end has the plain loop's tokens; nothing is left behind."""
+        scheduler = self.scheduler
+        for name, request in self.requests.items():
+            limit = len(request.prompt) + request.max_tokens
+            limit = min(limit, len(request.prompt) + scheduler.max_output(len(request.prompt)))
+            expected = plain_loop(
+                request.prompt, vocab=self.vocab, stop_ids=request.stop_ids, limit=limit
+            )
+            assert self.reported[name] == request.output
+            if request.finish_reason in ("abort", "error"):
+                assert request.output == expected[: len(request.output)]
+                continue
+            assert request.output == expected, name
+            assert request.finish_reason == (
+                "stop" if expected[-1] in request.stop_ids else "length"
+            )
+        assert len(scheduler.seats.running) == scheduler.num_waiting == scheduler.num_flights == 0
+        scheduler.reset_prefix_cache()
+        scheduler.check_invariants()
+        assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1
+
+    @property
+    def counters(self):
+        return self.scheduler.stats()
+
+
+def tokens_of(rng, count, vocab=50):
+    return [rng.randrange(1, vocab) for _ in range(count)]
