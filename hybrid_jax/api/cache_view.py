@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hybrid_jax.api import questions
 from hybrid_jax.api.completions import Job
+from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.outputs import Delta, RequestOutput
+from hybrid_jax.api.questions import Answer, Question
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why, describe_tree, ids_of
+from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.display import MARK, PALE, bar
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from hybrid_jax.engine.engine import Engine
-    from hybrid_jax.schedule.history import History
     from hybrid_jax.text.tokenizer import Tokenizer
 
 SHOWN_TOKENS, SHOWN_CHARACTERS = 32, 40  # of a span in the picture of the tree
@@ -30,27 +29,34 @@ REMEMBERED = 4096  # requests that can still be explained
 SeenRequest = tuple[int, int, LookUp | None]
 
 
+class Totals(NamedTuple):
+    """Tokens of all finished requests: of prompts, those of them that came from the cache, and new ones."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+
 class Ledger:
     """Sums over all finished requests, and what the cache did for the latest ones.
 
     It holds no reference to the `LLM`, which may be dropped.
 
     Attributes:
-        totals: tokens of prompts, those of them that came from the cache, and new ones.
+        totals: replaced as a whole, so that any thread may read them.
         seen: for `CacheView`, by request id.
     """
 
     def __init__(self) -> None:
-        self.totals = Counter(prompt_tokens=0, cached_tokens=0, generated_tokens=0)
+        self.totals = Totals()
         self.seen: OrderedDict[str, SeenRequest] = OrderedDict()
 
     def record(self, job: Job) -> None:
         """Notes a prompt that has ended, and forgets the oldest one if there are too many."""
         request = job.completions[0].request
         num_tokens, num_cached = len(request.prompt), request.num_cached_tokens
-        self.totals.update(
-            prompt_tokens=num_tokens, cached_tokens=num_cached, generated_tokens=job.num_tokens
-        )
+        added = num_tokens, num_cached, job.num_tokens
+        self.totals = Totals(*map(sum, zip(self.totals, added, strict=True)))
         self.seen[job.request_id] = num_tokens, num_cached, request.look_up
         if len(self.seen) > REMEMBERED:
             self.seen.popitem(last=False)
@@ -148,7 +154,7 @@ class CacheView:
     """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`.
 
     Args:
-        ask: calls a function with the engine between two turns, and returns what that returns.
+        thread: of the engine.
         seen: what the cache did for the latest requests, by request id. The engine's thread writes it.
         model, config: of the engine.
         tokenizer: shows the text of spans; None to show token ids.
@@ -156,14 +162,19 @@ class CacheView:
 
     def __init__(
         self,
-        ask: Callable[[Callable[[Engine], Any]], Any],
+        thread: EngineThread,
         seen: Mapping[str, SeenRequest],
         model: ModelConfig,
         config: EngineConfig,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._ask, self._seen, self._config, self._tokenizer = ask, seen, config, tokenizer
+        self._thread, self._seen, self._config, self._tokenizer = thread, seen, config, tokenizer
         self._recurrent = bool(model.recurrent)
+
+    def _ask(self, question: Question[Answer], *args: Any) -> Answer:
+        """Asks after what nobody waits for has ended, so that its pages are in the cache."""
+        self._thread.settle()
+        return self._thread.ask(question, *args)
 
     def explain(self, request: RequestOutput | Delta | str) -> CacheExplanation:
         """Why a request's prompt hit as much of the cache as it did.
@@ -191,7 +202,8 @@ class CacheView:
                 "cache.explain: takes a RequestOutput, a Delta or the request_id of one, got "
                 f"{type(request).__name__} {reprlib.repr(request)}"
             )
-        found = self._ask(lambda engine: self._seen.get(request_id))
+        self._thread.settle()
+        found = self._seen.get(request_id)
         if found is None:
             raise KeyError(
                 f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass an "
@@ -271,7 +283,7 @@ class CacheView:
 
     def describe(self) -> str:
         """The engine's memory, and the prefix tree: span and first tokens of each node, and what of it is cached."""
-        memory = self._ask(lambda engine: engine.describe())
+        memory = self._ask(questions.describe)
         return f"{memory}\n{self.tree() or 'the cache is off'}"
 
     def tree(self) -> Picture:
@@ -291,19 +303,18 @@ class CacheView:
     def nodes(self) -> list[NodeLine] | None:
         """The nodes of the prefix tree as `tree` shows them, at most 200; None if the cache is off."""
 
-        def lines(engine: Engine) -> list[NodeLine] | None:
-            tree = engine.scheduler.memory.tree
-            return None if tree is None else describe_tree(tree.root, self._text_of)
+        found = self._ask(questions.cache_nodes, SHOWN_TOKENS)
+        return None if found is None else [self._with_text(line, first) for line, first in found]
 
-        return self._ask(lines)
-
-    def _text_of(self, tokens: np.ndarray) -> str:
-        """How a span begins: its text if there is a tokenizer."""
+    def _with_text(self, line: NodeLine, first: list[int]) -> NodeLine:
+        """A node with its beginning as text, if there is a tokenizer."""
         if self._tokenizer is None:
-            return ids_of(tokens)
-        text = self._tokenizer.decode(tokens[:SHOWN_TOKENS].tolist(), skip_special_tokens=False)
-        short = len(tokens) <= SHOWN_TOKENS and len(text) <= SHOWN_CHARACTERS
-        return json.dumps(text[:SHOWN_CHARACTERS], ensure_ascii=False) + " ..." * (not short)
+            return line
+        start, end = line.span
+        text = self._tokenizer.decode(first, skip_special_tokens=False)
+        short = end - start <= SHOWN_TOKENS and len(text) <= SHOWN_CHARACTERS
+        shown = json.dumps(text[:SHOWN_CHARACTERS], ensure_ascii=False) + " ..." * (not short)
+        return line._replace(text=shown)
 
     def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
         """How many tokens the requests so far would have skipped under another policy, or with more or less memory.
@@ -319,24 +330,24 @@ class CacheView:
         Raises:
             ValueError: the policy or size is unknown, or no request has finished yet.
         """
-        history = self._ask(_history_so_far)
-        if history is None:
+        past = self._ask(questions.past_requests)
+        if past is None:
             raise ValueError("cache.what_if: the cache is off, so nothing was logged; turn it on")
-        if not len(history.log):
+        if not len(past.log):
             raise ValueError("cache.what_if: no request has finished yet")
         present = self._config.cache.policy
         policy = present if policy is None else CacheConfig(policy=policy).policy
         if policy == "off":
             raise ValueError("cache.what_if: policy must keep something, got 'off'")
-        arena = history.capacity
+        arena = past.capacity
         size = arena if memory is None else parse_size(memory, name="memory")
         return WhatIf(
             policy=policy,
             memory=size,
-            requests=len(history.log),
-            hit_rate=history.replay(policy, size),
-            present_hit_rate=history.replay(present, arena),
-            measured_hit_rate=history.log.hit_rate,
+            requests=len(past.log),
+            hit_rate=past.replay(policy, size),
+            present_hit_rate=past.replay(present, arena),
+            measured_hit_rate=past.log.hit_rate,
         )
 
     def __repr__(self) -> str:
@@ -351,9 +362,3 @@ def _html_line(line: NodeLine) -> str:
         f"<div style='margin-left:{2 * line.depth}em'><span style='{PALE}'>{start}-{end}</span> "
         f"<span style='{style}'>{escape(line.text)}</span> <small>{escape(', '.join(line.marks))}</small></div>"
     )
-
-
-def _history_so_far(engine: Engine) -> History | None:
-    """A copy of the history. Replaying it does not keep the engine waiting."""
-    history = engine.scheduler.memory.history
-    return None if history is None else history.so_far()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
@@ -15,6 +16,9 @@ from hybrid_jax.schedule.request import Pooling, Request, TokenLogprobs
 from hybrid_jax.text.incremental import IncrementalDecoder, StopStrings
 from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
 
 
 def derive_seed(seed: int, name: int | str) -> int:
@@ -153,8 +157,6 @@ class Job:
         stop_ids: token ids that end a completion.
         max_tokens: limit on the tokens of each completion.
         limits: what limits the choice of tokens in each completion.
-        compile_seconds: returns how long the engine has compiled so far.
-        peak_memory_bytes: returns the most memory in use so far.
         logprobs_from, pooling, reads_only: as in `Request`.
 
     Attributes:
@@ -173,8 +175,6 @@ class Job:
         stop_ids: frozenset[int],
         max_tokens: int,
         limits: TokenLimits,
-        compile_seconds: Callable[[], float],
-        peak_memory_bytes: Callable[[], int | None],
         logprobs_from: int = 1,
         pooling: Pooling | None = None,
         reads_only: bool = False,
@@ -188,8 +188,7 @@ class Job:
         self.finished_time: float | None = None
         self.error: BaseException | None = None
         self.peak_memory_bytes: int | None = None
-        self._compile_seconds, self._peak_memory_bytes = compile_seconds, peak_memory_bytes
-        self.arrive()
+        self.arrive(0.0)
         self.completions = [
             Completion(
                 Request(
@@ -213,10 +212,10 @@ class Job:
             for sample in range(params.n)
         ]
 
-    def arrive(self) -> None:
-        """Starts its clock, just before it is given to the engine."""
-        self.arrival_time, compiled = time.perf_counter(), self._compile_seconds()
-        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compiled
+    def arrive(self, compile_s: float) -> None:
+        """Starts its clock, just before it is given to an engine that has compiled so many seconds."""
+        self.arrival_time = time.perf_counter()
+        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compile_s
 
     @property
     def num_unfinished(self) -> int:
@@ -233,24 +232,27 @@ class Job:
         """Tokens generated so far."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
-    def take(self, completion: Completion, now: float, *, streamed: bool) -> Delta | None:
+    def take(
+        self, completion: Completion, now: float, engine: Engine, *, streamed: bool
+    ) -> Delta | None:
         """Takes what is new about one of its completions, and returns what a stream should yield, if anything.
 
         Args:
             completion: one of its own.
             now: clock seconds at which the news were known.
+            engine: tells how long it has compiled, and the most memory in use.
             streamed: there is a stream.
         """
         text_before, tokens_before = len(completion.text), len(completion.token_ids)
         completion.take()
-        self._compiled_by_end = self._compile_seconds()
+        self._compiled_by_end = engine.compile_seconds()
         if completion.token_ids and self.first_token_time is None:
             self.first_token_time, self._compiled_by_first = now, self._compiled_by_end
         if self.first_token_time == now:
             self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
-            self.finished_time, self.peak_memory_bytes = now, self._peak_memory_bytes()
+            self.finished_time, self.peak_memory_bytes = now, engine.peak_memory_bytes()
         kind = self.params.output_kind
         early = kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None
         if early or not streamed:

@@ -18,11 +18,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
+from hybrid_jax.api.questions import Answer, EngineFacts, Question, facts
 from hybrid_jax.process.ending import wait_for
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ CLOSED = "LLM: this object was closed; make a new one"
 _first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
 _ending: set[threading.Thread] = set()
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,7 @@ class EngineThread:
         global _first_process
         _first_process = _first_process or os.getpid()
         self._loop, self._pid, self.closed = _Loop(engine, record, quiet), os.getpid(), False
+        self._facts = facts.answer(engine)
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
@@ -146,10 +147,10 @@ class EngineThread:
         atexit.register(self._loop.at_exit)
 
     @property
-    def engine(self) -> Engine:
-        """The engine, for attributes that never change. For anything else use `ask`."""
+    def facts(self) -> EngineFacts:
+        """What never changes about the engine. For anything else use `ask`."""
         self.check()
-        return self._loop.engine
+        return self._facts
 
     def check(self) -> None:
         """RuntimeError if nothing can run: after `close`, and in a fork of the process that made this object."""
@@ -174,9 +175,10 @@ class EngineThread:
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""
         self._check_caller()
+        compile_s = self._loop.engine.compile_seconds()
         for call in calls:
             for job in call.jobs:
-                job.arrive()
+                job.arrive(compile_s)
 
         def cancel(error: BaseException) -> None:
             for call in calls:
@@ -189,33 +191,36 @@ class EngineThread:
         if not call.over:
             self._loop.give(Command(functools.partial(self._loop.end_call, call)))
 
-    def ask(self, question: Callable[[Engine], Answer]) -> Answer:
-        """Calls a function with the engine between two turns; returns or raises what the function does."""
+    def ask(self, question: Question[Answer], *args: Any) -> Answer:
+        """Has the engine answer a question, between two turns unless that is not needed; see `api.questions`.
+
+        Returns or raises what the question does.
+        """
+        if not isinstance(question, Question):
+            raise TypeError(f"ask: takes a question of api.questions, got {question!r}")
+        if question.at_once:
+            self.check()
+            return question.answer(self._loop.engine, *args)
+        return self._do(functools.partial(question.answer, self._loop.engine, *args))
+
+    def _do(self, call: Callable[[], Answer]) -> Answer:
+        """Has the engine's thread make a call between two turns; returns or raises what it does."""
         self._check_caller()
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-        engine = self._loop.engine
-        do = lambda: answers.put((question(engine), None))
+        do = lambda: answers.put((call(), None))
         self._loop.give(Command(do, lambda error: answers.put((None, error))))
         answer, error = answers.get()
         if error is not None:
             raise own_error(error)
         return answer
 
-    def ask_settled(self, question: Callable[[Engine], Answer]) -> Answer:
-        """`ask`, after what nobody waits for has ended, so that its pages are in the cache."""
-        self.settle()
-        return self.ask(question)
-
     def turn(self) -> None:
         """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
-        loop = self._loop
-        self.ask(lambda engine: loop.turn())
+        self._do(self._loop.turn)
 
     def settle(self) -> None:
-        """Has the engine end what nobody waits for, so that its counters are up to date."""
-        loop = self._loop
-        self.ask(lambda engine: loop.settle())
+        """Has the engine end what nobody waits for, so that its counters and its cache are up to date."""
+        self._do(self._loop.settle)
 
     def run(self, call: Call) -> Generator[News, None, None]:
         """Runs a call and yields its news. Closing the generator ends the call.
@@ -453,7 +458,7 @@ class _Loop:
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
     ) -> None:
-        delta = job.take(completion, now, streamed=call.streams)
+        delta = job.take(completion, now, self.engine, streamed=call.streams)
         if delta is not None:
             deltas.append(delta)
         if completion.finish_reason is None:

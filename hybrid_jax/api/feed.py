@@ -8,6 +8,7 @@ from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, own_error
 from hybrid_jax.api.outputs import RequestOutput
+from hybrid_jax.api.questions import expect_everything
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.prompts import Prompts
 
@@ -90,7 +91,7 @@ class Feed:
         compiles from now on can do all of this, in place of one program for each.
         """
         if sampling_params.asks_more_than_tokens and not self._expects_everything:
-            self._thread.ask(lambda engine: engine.expect_everything())
+            self._thread.ask(expect_everything)
             self._expects_everything = True
         self._foresee(sampling_params)
 

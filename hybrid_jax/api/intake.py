@@ -167,7 +167,7 @@ class Intake:
 
     def _advised(self, error: ValueError) -> ValueError:
         """An error whose advice helps: where the model itself takes no more, no setting does."""
-        at_most = self._thread.engine.max_model_len >= self._config.max_position
+        at_most = self._thread.facts.max_model_len >= self._config.max_position
         if at_most and isinstance(error, TooLong):
             return TooLong(str(error).replace(OR_RAISE, ""))
         return error
@@ -181,9 +181,9 @@ class Intake:
         pooling: Pooling | None,
     ) -> functools.partial[Job]:
         """What makes a job of a prompt, which has been checked, once it has a number."""
-        engine = self._thread.engine
+        facts = self._thread.facts
         reads_only = logprobs_from is not None or pooling is not None
-        longest = engine.longest_prompt if reads_only else engine.max_model_len
+        longest = facts.longest_prompt if reads_only else facts.max_model_len
         prompt = read_prompt(index, given, self.tokenizer, self._config.vocab_size, longest)
         if params.stop and self.tokenizer is None:
             raise ValueError(
@@ -212,8 +212,6 @@ class Intake:
             stop_ids=stop_ids,
             max_tokens=max_tokens,
             limits=limits,
-            compile_seconds=engine.compile_seconds,
-            peak_memory_bytes=engine.peak_memory_bytes,
             logprobs_from=logprobs_from or 1,
             pooling=pooling,
             reads_only=reads_only,
@@ -313,7 +311,7 @@ class Intake:
             check_unicode("the conversation", text)
         except ValueError as error:
             raise ConversationError(str(error)) from None
-        longest = self._thread.engine.longest_prompt
+        longest = self._thread.facts.longest_prompt
         check_length("chat", self.tokenizer, text, longest, shown=shown)
         # The template has written the special tokens already.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))

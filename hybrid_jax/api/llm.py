@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
@@ -27,7 +29,7 @@ from hybrid_jax.api.options import (
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import COMPILING, ProgressOption, progress_of, unasked
-from hybrid_jax.api.reader import Reader
+from hybrid_jax.api.reading import Reader
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
@@ -43,7 +45,6 @@ from hybrid_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hybrid_jax.api.starting import Started
-    from hybrid_jax.engine.engine import Engine
 
 LOG = logging.getLogger("hybrid_jax.engine")
 
@@ -196,18 +197,12 @@ class LLM(Reader):
         self._thread = EngineThread(started.engine, record=self._ledger.record, quiet=quiet)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
-        self._cache = CacheView(
-            self._thread.ask_settled, self._ledger.seen, config, engine_config, tokenizer
-        )
+        self._cache = CacheView(self._thread, self._ledger.seen, config, engine_config, tokenizer)
         LOG.info("started %r on %s", self, self.device)
         for line in self._unread:
             LOG.info("left out: %s", line)
         if not quiet:
             say(self.describe())
-
-    @property
-    def _engine(self) -> Engine:
-        return self._thread.engine
 
     # --- generating -------------------------------------------------------------------------------
 
@@ -456,12 +451,12 @@ class LLM(Reader):
     @property
     def device(self) -> str:
         """Where it runs: "cpu", or a name such as "gpu, NVIDIA H200"."""
-        return device_words(self._engine.device)
+        return device_words(self._thread.facts.device)
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and output together, that model and memory allow, in tokens."""
-        return self._engine.max_model_len
+        return self._thread.facts.max_model_len
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None if it came without one."""
@@ -519,12 +514,12 @@ class LLM(Reader):
     @property
     def peak_memory_bytes(self) -> int | None:
         """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
-        return self._engine.peak_memory_bytes()
+        return self._thread.ask(questions.peak_memory_bytes)
 
     @property
     def compile_s(self) -> float:
         """Seconds in which calls have waited for programs to be compiled, since the start; any thread may ask."""
-        return self._engine.compile_seconds()
+        return self._thread.ask(questions.compile_seconds)
 
     def stats(self) -> Stats:
         """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
@@ -536,12 +531,7 @@ class LLM(Reader):
             "requests": self._intake.num_requests,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
-        totals = self._ledger.totals
-
-        def numbers(engine: Engine) -> dict[str, int | float]:
-            return {**totals, "compile_s": engine.compile_seconds(), **engine.stats()}
-
-        return Stats(own | self._thread.ask(numbers))
+        return Stats(own | self._ledger.totals._asdict() | self._thread.ask(questions.stats))
 
     def describe(self) -> str:
         """The lines that a new object prints: the model, where its memory goes, and what the cache can do.
@@ -555,7 +545,7 @@ class LLM(Reader):
             ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
         """
         return overview(
-            self._engine,
+            self._thread.facts,
             weight_bytes=self._weight_bytes,
             sampling=self._intake.defaults,
             stored_dtype=self._stored_dtype,
@@ -566,7 +556,7 @@ class LLM(Reader):
     @checks_arguments
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""
-        self._thread.ask(lambda engine: engine.reset_prefix_cache())
+        self._thread.ask(questions.reset_prefix_cache)
 
     @checks_arguments
     def warmup(
@@ -594,16 +584,17 @@ class LLM(Reader):
             ValueError: threads is not an integer of at least 1.
         """
         if threads is None:
-            threads = (os.cpu_count() or 1) if self._engine.device.is_host else 1
+            threads = (os.cpu_count() or 1) if self._thread.facts.device.is_host else 1
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(
                 f"LLM: warmup: threads must be an integer of at least 1, got {threads!r}"
             )
-        wanted = {"logprobs": logprobs, "adjusts": penalties}
         ask = self._thread.ask
-        programs = ask(lambda engine: engine.warm_ups(**wanted))
+        programs = ask(questions.warm_ups, logprobs, penalties)
         with progress_of(unasked(progress, quiet=self._quiet), COMPILING) as report:
-            return warm_up(programs, lambda run: ask(lambda engine: run()), threads, report)
+            ahead = functools.partial(ask, questions.compile_ahead, logprobs, penalties)
+            run = functools.partial(ask, questions.run_program, logprobs, penalties)
+            return warm_up(programs, ahead, run, threads, report)
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory. The object cannot be used afterwards."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -14,9 +14,6 @@ from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, 
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from hybrid_jax.engine.engine import Engine
 
 # What is said of Triton kernels, by what they do.
 TRITON = {
@@ -28,7 +25,7 @@ TRITON = {
 
 
 def overview(
-    engine: Engine,
+    engine: EngineFacts,
     *,
     weight_bytes: int,
     sampling: SamplingParams,

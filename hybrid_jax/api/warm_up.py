@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
-from typing import TYPE_CHECKING
 
+from hybrid_jax.api.questions import WarmUpProgram
 from hybrid_jax.process.ending import pool_of_threads
-
-if TYPE_CHECKING:
-    from hybrid_jax.engine.programs.compiling import WarmUp
 
 
 def warm_up(
-    programs: Sequence[WarmUp],
-    in_engine: Callable[[Callable[[], object]], object],
+    programs: Sequence[WarmUpProgram],
+    compile_ahead: Callable[[int], object],
+    run: Callable[[int], object],
     threads: int,
     report: Callable[[int, int], None],
 ) -> dict[str, float]:
@@ -23,7 +21,8 @@ def warm_up(
 
     Args:
         programs: what to compile.
-        in_engine: has the engine's thread make a call.
+        compile_ahead: compiles a program that can be compiled ahead, given its place in the list.
+        run: has the engine's thread run a program.
         threads: how many compile.
         report: called with (programs done, programs in all).
 
@@ -33,29 +32,30 @@ def warm_up(
     seconds = {program.name: 0.0 for program in programs}
     num_done = 0
 
-    def timed(program: WarmUp, call: Callable[[], object]) -> WarmUp:
+    def timed(index: int, call: Callable[[int], object]) -> int:
         start = time.perf_counter()
-        call()
-        seconds[program.name] += time.perf_counter() - start
-        return program
+        call(index)
+        seconds[programs[index].name] += time.perf_counter() - start
+        return index
 
-    def finish(program: WarmUp) -> None:
+    def finish(index: int) -> None:
         nonlocal num_done
-        timed(program, lambda: in_engine(program.run))
+        timed(index, run)
         num_done += 1
         report(num_done, len(programs))
 
     report(0, len(programs))
+    is_ahead = [program.has_ahead and threads > 1 for program in programs]
     pool = pool_of_threads(threads, "hybrid_jax-compile")
     try:
-        futures: list[Future[WarmUp]] = [
-            pool.submit(timed, program, program.ahead)
-            for program in sorted(programs, key=lambda program: program.rank)
-            if program.ahead is not None and threads > 1
+        futures: list[Future[int]] = [
+            pool.submit(timed, index, compile_ahead)
+            for index in sorted(range(len(programs)), key=lambda index: programs[index].rank)
+            if is_ahead[index]
         ]
-        for program in programs:
-            if program.ahead is None or threads == 1:
-                finish(program)
+        for index, ahead in enumerate(is_ahead):
+            if not ahead:
+                finish(index)
         for future in as_completed(futures):
             finish(future.result())
     finally:  # after an error or Ctrl-C no further program is begun

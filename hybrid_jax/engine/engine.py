@@ -46,6 +46,9 @@ class Engine:
         engine_config: memory, rows, cache policy and the rest.
         store: where compiled programs are kept between processes, or None.
 
+    Attributes:
+        listed: what `warm_ups` returned last, by (logprobs, adjusts).
+
     Raises:
         ValueError: the memory cannot hold one short sequence, or a setting does not fit the model.
     """
@@ -88,6 +91,7 @@ class Engine:
         self._next: Plan | None = None
         self._live: dict[str, Request] = {}
         self._books_open = False
+        self.listed: dict[tuple[bool, bool], list[WarmUp]] = {}
 
     def own_settings(self) -> contextlib.AbstractContextManager[None]:
         """Jax's settings for the thread that runs this engine: its own, on the device of the weights."""
@@ -223,7 +227,9 @@ class Engine:
         """
         self._recover()
         programs = self.runner.warm_ups(logprobs=logprobs, adjusts=adjusts)
-        return [p._replace(run=functools.partial(self._compile, p.run)) for p in programs]
+        found = [p._replace(run=functools.partial(self._compile, p.run)) for p in programs]
+        self.listed[logprobs, adjusts] = found
+        return found
 
     def _compile(self, run: Callable[[], object]) -> None:
         """Compiles a program by running it. This replaces device memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware
 from hybrid_jax.cache.policy.request_log import RequestLog
@@ -19,6 +19,55 @@ from hybrid_jax.schedule.sequence import Sequence
 REPLAYED_PER_REQUEST = 21  # requests that the tuner replays for each new one: one for every alpha
 TUNED_ON = 1024  # requests kept before the first eviction, which a large cache may never see
 HISTORY_BLOCKS = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRequests:
+    """The latest requests of an engine, to be replayed elsewhere.
+
+    Attributes:
+        log: the requests.
+        blocks: what a block between two resume points costs.
+        capacity: bytes of the arena that they ran on.
+    """
+
+    log: RequestLog
+    blocks: Costs
+    capacity: int
+
+    def replay(self, policy: str, capacity: int) -> float:
+        """Token hit rate of the requests under a policy, with a cache of `capacity` bytes.
+
+        Raises:
+            ValueError: the capacity is less than a checkpoint and its pages.
+        """
+        grain, costs = self.log.grain, self.blocks
+        least = costs.kv_bytes + costs.checkpoint_bytes
+        if capacity < least:
+            raise ValueError(
+                f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
+            )
+        order = make_policy(policy, costs)
+        cache = SimulatedCache(
+            costs,
+            capacity,
+            order,
+            history_tokens=HISTORY_BLOCKS,
+            least_branch=max(1, LEAST_BRANCH // grain),
+        )
+        tuner = _tuner(costs, order, capacity, pace=None) if policy in TUNED else None
+        hit = 0
+        for request in self.log:
+            hit += cache.request(request.prompt, request.whole) * grain
+            if tuner is not None:
+                tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
+        return hit / max(1, sum(request.num_tokens for request in self.log))
+
+
+def _tuner(blocks: Costs, order: EvictionPolicy, capacity: int, pace: int | None) -> AlphaTuner:
+    assert isinstance(order, FlopAware), f"history: {order} has no alpha to tune"
+    replay = lambda other: SimulatedCache(blocks, capacity, other)
+    return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
 
 class History:
@@ -45,7 +94,7 @@ class History:
         self.capacity, self._blocks = capacity, costs.per_block(grain)
         if policy in TUNED:
             order = make_policy(policy, self._blocks)
-            self.tuner = self._tuner(order, capacity, pace=REPLAYED_PER_REQUEST)
+            self.tuner = _tuner(self._blocks, order, capacity, pace=REPLAYED_PER_REQUEST)
 
     def announce(self, sequence: Sequence) -> Node:
         """Makes a prompt known. A policy that learns is told once, and for one of several siblings only."""
@@ -81,44 +130,9 @@ class History:
             found = replace(found, why=Why.ASKED_FOR)  # it resumed where it may at most
         request.look_up = found
 
-    def so_far(self) -> History:
-        """A copy with the log as it is now, whatever the engine does meanwhile; only for `replay` and `log`."""
-        found = copy(self)
-        found.log = copy(self.log)
-        return found
-
-    def replay(self, policy: str, capacity: int) -> float:
-        """Token hit rate of the logged requests under a policy, with a cache of `capacity` bytes.
-
-        Raises:
-            ValueError: the capacity is less than a checkpoint and its pages.
-        """
-        grain, costs = self.log.grain, self._blocks
-        least = costs.kv_bytes + costs.checkpoint_bytes
-        if capacity < least:
-            raise ValueError(
-                f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
-            )
-        order = make_policy(policy, costs)
-        cache = SimulatedCache(
-            costs,
-            capacity,
-            order,
-            history_tokens=HISTORY_BLOCKS,
-            least_branch=max(1, LEAST_BRANCH // grain),
-        )
-        tuner = self._tuner(order, capacity, pace=None) if policy in TUNED else None
-        hit = 0
-        for request in self.log:
-            hit += cache.request(request.prompt, request.whole) * grain
-            if tuner is not None:
-                tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
-        return hit / max(1, sum(request.num_tokens for request in self.log))
-
-    def _tuner(self, order: EvictionPolicy, capacity: int, pace: int | None) -> AlphaTuner:
-        assert isinstance(order, FlopAware), f"history: {order} has no alpha to tune"
-        replay = lambda other: SimulatedCache(self._blocks, capacity, other)
-        return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
+    def so_far(self) -> PastRequests:
+        """The log as it is now, whatever the engine does meanwhile."""
+        return PastRequests(log=copy(self.log), blocks=self._blocks, capacity=self.capacity)
 
     def ended(self, sequence: Sequence, node: Node | None, *, saved: int | None) -> None:
         """Notes that a sequence ended for good; what it computed is cached down to `node`, its first `saved` tokens.

@@ -63,6 +63,7 @@ class FakeEngine:
         self.raises_for: tuple[bytes, Exception] | None = None  # a prompt, and what comes of it
         self.num_steps = 0
         self.compiled = self.pause = 0.0  # seconds; the latter of each step
+        self.listed = {}
         self.sizes = SimpleNamespace(
             arena_bytes=3 << 20,
             num_frames=7,
@@ -152,7 +153,8 @@ class FakeEngine:
         self.seen.clear()
 
     def warm_ups(self, *, logprobs=False, adjusts=False):
-        return [WarmUp("a program", lambda: None)] * 3
+        self.listed[logprobs, adjusts] = [WarmUp("a program", lambda: None)] * 3
+        return self.listed[logprobs, adjusts]
 
     keeps_programs = True
 

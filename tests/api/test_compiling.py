@@ -17,6 +17,7 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
+from hybrid_jax.api.questions import all_logprobs
 from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, shapes_of
 from hybrid_jax.engine.runner import Runner
 from tests.api.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
@@ -297,7 +298,7 @@ def test_a_warm_up_counts_on_when_other_calls_compile_between():
         programs = runner.warm_ups()[:3]
         for program in reversed(programs):
             program.run()
-            llm._thread.ask(lambda engine: engine.all_logprobs(np.zeros((1, config.width))))
+            llm._thread.ask(all_logprobs, np.zeros((1, config.width)))
     total = len(runner.warm_ups())
     assert [count for count in counts if count != (1, 1)] == [(n, total) for n in (1, 2, 3)]
 

@@ -39,6 +39,12 @@ class Simulated:
     def watch_compiling(self, listener):
         pass
 
+    def compile_seconds(self):
+        return 0.0
+
+    def peak_memory_bytes(self):
+        return None
+
     def order(self, prompts):
         return list(range(len(prompts)))
 
@@ -78,7 +84,7 @@ class Caller:
         return Job(
             str(self.num_requests), 0, Prompt(None, tuple(prompt), ()), params, Letters(None), seed=0,
             stop_ids=frozenset(params.stop_token_ids or ()), max_tokens=params.max_tokens or 200,
-            limits=TokenLimits(), compile_seconds=lambda: 0.0, peak_memory_bytes=lambda: None,
+            limits=TokenLimits(),
         )  # fmt: skip
 
     def turns(self, until):

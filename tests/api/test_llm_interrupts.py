@@ -175,12 +175,12 @@ def test_a_call_in_the_engines_own_thread_is_refused_where_it_would_wait_for_its
         gc.collect()
         gc.disable()
         Careless(does)
-        llm._thread.ask(lambda engine: gc.collect())
+        llm._thread._do(gc.collect)
         gc.enable()
     assert len(found) == 3
     assert all("LLM: called in the engine's own thread" in message for message in found)
     watched.check()
-    llm._thread.ask(lambda engine: llm.close())
+    llm._thread._do(llm.close)
     with pytest.raises(RuntimeError, match="this object was closed"):
         llm.generate("ab")
 
@@ -207,7 +207,7 @@ import hybrid_jax.api.llm
 import hybrid_jax.api.starting
 hybrid_jax.api.starting.Engine = FakeEngine
 llm = hybrid_jax.api.llm.LLM.from_params(CONFIG, {}, quiet=True)
-llm._engine.pause = 60  # like a program that takes a minute to compile
+llm._thread._loop.engine.pause = 60  # like a program that takes a minute to compile
 llm._thread.submit([hybrid_jax.api.llm.Call(llm._intake.jobs([65], None))])
 time.sleep(0.2)
 timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -356,7 +356,7 @@ def test_questions_do_not_keep_the_engine_from_its_turns(make_llm):
 
     def asks():
         while not done.is_set():
-            asked.append(llm._thread.ask(lambda engine: time.sleep(0.005)))
+            asked.append(llm._thread._do(lambda: time.sleep(0.005)))
 
     threads = [threading.Thread(target=asks, daemon=True) for _ in range(3)]
     for thread in threads:
@@ -420,7 +420,7 @@ def test_an_llm_that_nobody_holds_ends_its_thread(make_llm, failed):
             llm.generate("cd")
     elif failed == "a question":
         with pytest.raises(ZeroDivisionError):
-            llm._thread.ask(lambda engine: 1 / 0)
+            llm._thread._do(lambda: 1 / 0)
     elif failed == "a prompt":
         with pytest.raises(ValueError, match="prompt 0: the engine refuses byte 255"):
             llm.generate({"prompt_token_ids": [255]})

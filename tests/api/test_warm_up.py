@@ -8,63 +8,53 @@ import threading
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api.questions import WarmUpProgram
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.engine.programs.compiling import WarmUp
 from tests.tiny_models import tiny_model
 
 
-def programs(names: str, run, ahead=None, ahead_of: str = "") -> list[WarmUp]:
-    """A program for each letter, which `run` and `ahead` are told; those in `ahead_of` can be compiled ahead."""
-    return [
-        WarmUp(
-            name,
-            lambda name=name: run(name),
-            (lambda name=name: ahead(name)) if name in ahead_of else None,
-            (ahead_of.find(name),),
-        )
-        for name in names
-    ]
+def programs(names: str, ahead_of: str = "") -> list[WarmUpProgram]:
+    """A program for each letter; those in `ahead_of` can be compiled ahead, in that order."""
+    return [WarmUpProgram(name, name in ahead_of, (ahead_of.find(name),)) for name in names]
+
+
+def nothing(*_) -> None:
+    pass
 
 
 def test_what_is_compiled_ahead_runs_once_it_is_ready():
     ahead, ran, reported = [], [], []
-    seconds = warm_up(
-        *(programs("abcd", ran.append, ahead.append, "cb"), lambda call: call(), 2),
-        lambda done, total: reported.append((done, total)),
-    )
-    assert set(seconds) == set("abcd") and sorted(ran) == list("abcd")
-    assert sorted(ahead) == ["b", "c"] and ran[:2] == ["a", "d"]
+    report = lambda done, total: reported.append((done, total))  # noqa: E731
+    seconds = warm_up(programs("abcd", "cb"), ahead.append, ran.append, 2, report)
+    assert set(seconds) == set("abcd") and sorted(ran) == [0, 1, 2, 3]
+    assert sorted(ahead) == [1, 2] and ran[:2] == [0, 3]
     assert reported == [(n, 4) for n in range(5)]
 
 
 def test_one_thread_compiles_nothing_ahead():
     ahead, ran = [], []
-    warm_up(
-        programs("abcd", ran.append, ahead.append, "cb"), lambda call: call(), 1, lambda *_: None
-    )
-    assert ran == list("abcd") and not ahead
+    warm_up(programs("abcd", "cb"), ahead.append, ran.append, 1, nothing)
+    assert ran == [0, 1, 2, 3] and not ahead
 
 
 def test_several_threads_compile_at_the_same_time():
     together = threading.Barrier(3, timeout=30)
-    found = programs("abc", lambda name: None, lambda name: together.wait(), "abc")
-    warm_up(found, lambda call: call(), 3, lambda *_: None)
+    warm_up(programs("abc", "abc"), lambda index: together.wait(), nothing, 3, nothing)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_after_an_error_no_further_program_is_begun(error):
     begun, go_on = [], threading.Event()
 
-    def ahead(name: str) -> None:
-        begun.append(name)
+    def ahead(index: int) -> None:
+        begun.append(index)
         go_on.wait(30)
 
-    def in_engine(call) -> None:
+    def run(index: int) -> None:
         raise error
 
-    found = programs("Xabcdefgh", lambda name: None, ahead, "abcdefgh")
     with pytest.raises(error):
-        warm_up(found, in_engine, 2, lambda *_: None)
+        warm_up(programs("Xabcdefgh", "abcdefgh"), ahead, run, 2, nothing)
     go_on.set()
     assert len(begun) <= 2
 

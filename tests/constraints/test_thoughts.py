@@ -209,7 +209,7 @@ CHATS = [
 @pytest.mark.parametrize(("name", "template", "options", "opened"), CHATS)
 def test_a_chat_says_whether_thoughts_come_first(name, template, options, opened):
     config = config_of(256, (EOS,))
-    thread = SimpleNamespace(check=lambda: None, engine=SimpleNamespace(longest_prompt=200))
+    thread = SimpleNamespace(check=lambda: None, facts=SimpleNamespace(longest_prompt=200))
     intake = Intake(config, EngineConfig(), byte_tokenizer(), SamplingParams(), thread)
     options = dict(options)
     first = options.pop("system", "What does <think> mean?")

@@ -1,0 +1,194 @@
+"""What callers ask a live engine: a name for each question, plain arguments and plain answers.
+
+Nothing that lives in the engine passes either way: numbers, words, arrays and small records only. So the same question
+can be asked of an engine in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from hybrid_jax.cache.tree.node import NodeLine, describe_tree, ids_of
+from hybrid_jax.config import Backend, EngineConfig, ModelConfig
+from hybrid_jax.schedule.history import PastRequests
+from hybrid_jax.sizing.budget import MemorySplit
+from hybrid_jax.sizing.devices import Device
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Question(Generic[Answer]):
+    """One question. It is sent by its name.
+
+    Attributes:
+        answer: answers it, where the engine is.
+        at_once: any thread may answer it, also while the engine computes. Others are answered between two turns.
+    """
+
+    answer: Callable[Concatenate[Engine, ...], Answer]
+    at_once: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in `QUESTIONS`."""
+        return self.answer.__name__
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return named, (self.name,)
+
+
+def at_once(answer: Callable[Concatenate[Engine, ...], Answer]) -> Question[Answer]:
+    """A question that any thread may answer."""
+    return Question(answer, at_once=True)
+
+
+def named(name: str) -> Question[Any]:
+    """The question of a name."""
+    return QUESTIONS[name]
+
+
+class EngineFacts(NamedTuple):
+    """What never changes about an engine.
+
+    Attributes:
+        config: the model, with a second one that drafts if there is one.
+        engine_config, device, sizes, backend: as in `Engine`.
+        not_triton: why Triton kernels are not used, by operation.
+        max_model_len, longest_prompt: in tokens, of a sequence and of a prompt that is only read.
+    """
+
+    config: ModelConfig
+    engine_config: EngineConfig
+    device: Device
+    sizes: MemorySplit
+    backend: Backend
+    not_triton: dict[str, str]
+    max_model_len: int
+    longest_prompt: int
+
+
+class WarmUpProgram(NamedTuple):
+    """A program that a warm-up compiles.
+
+    Attributes:
+        name: its name.
+        has_ahead: it can be compiled in any thread before it runs.
+        rank: the order in which programs are best compiled ahead, the smallest first.
+    """
+
+    name: str
+    has_ahead: bool
+    rank: tuple[int, ...]
+
+
+@Question
+def facts(engine: Engine) -> EngineFacts:
+    """What never changes."""
+    return EngineFacts(*(getattr(engine, name) for name in EngineFacts._fields))
+
+
+@Question
+def stats(engine: Engine) -> dict[str, int | float]:
+    """Counters since the start, and present numbers."""
+    return {"compile_s": engine.compile_seconds(), **engine.stats()}
+
+
+@Question
+def describe(engine: Engine) -> str:
+    """The memory in one line."""
+    return engine.describe()
+
+
+@Question
+def reset_prefix_cache(engine: Engine) -> None:
+    """Forgets every cached prefix."""
+    engine.reset_prefix_cache()
+
+
+@Question
+def expect_everything(engine: Engine) -> None:
+    """Says that requests to come will ask for more than tokens."""
+    engine.expect_everything()
+
+
+@Question
+def all_logprobs(engine: Engine, hidden: np.ndarray) -> np.ndarray:
+    """Log-probabilities float32[N, V] of all tokens after hidden states float32[N, D]."""
+    return engine.all_logprobs(hidden)
+
+
+@Question
+def where_damaged(engine: Engine) -> str:
+    """Where to look if the model's numbers are not finite."""
+    return engine.where_damaged()
+
+
+@Question
+def cache_nodes(engine: Engine, num_tokens: int) -> list[tuple[NodeLine, list[int]]] | None:
+    """The nodes of the prefix tree, each with its first tokens, `num_tokens` at most. None if the cache is off."""
+    tree = engine.scheduler.memory.tree
+    if tree is None:
+        return None
+    first: list[list[int]] = []
+
+    def text_of(tokens: np.ndarray) -> str:
+        first.append(tokens[:num_tokens].tolist())
+        return ids_of(tokens)
+
+    return list(zip(describe_tree(tree.root, text_of), first, strict=True))
+
+
+@Question
+def past_requests(engine: Engine) -> PastRequests | None:
+    """The finished requests, as replays need them. None if the cache is off."""
+    history = engine.scheduler.memory.history
+    return None if history is None else history.so_far()
+
+
+@Question
+def warm_ups(engine: Engine, logprobs: bool, adjusts: bool) -> list[WarmUpProgram]:
+    """The programs of a warm-up. The next two questions are about one of them, by its place in this list."""
+    found = engine.warm_ups(logprobs=logprobs, adjusts=adjusts)
+    return [WarmUpProgram(p.name, p.ahead is not None, p.rank) for p in found]
+
+
+@at_once
+def compile_ahead(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> None:
+    """Compiles a program that has `has_ahead`, and runs nothing."""
+    ahead = engine.listed[logprobs, adjusts][index].ahead
+    assert ahead is not None, "its list says so"
+    ahead()
+
+
+@Question
+def run_program(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> None:
+    """Compiles a program if nobody has, and runs it with inert rows."""
+    engine.listed[logprobs, adjusts][index].run()
+
+
+@at_once
+def compile_seconds(engine: Engine) -> float:
+    """Seconds of compiling so far."""
+    return engine.compile_seconds()
+
+
+@at_once
+def peak_memory_bytes(engine: Engine) -> int | None:
+    """The most memory in use so far, as `RequestMetrics` has it."""
+    return engine.peak_memory_bytes()
+
+
+LISTED: tuple[Question[Any], ...] = (
+    *(facts, stats, describe, reset_prefix_cache, expect_everything, all_logprobs, where_damaged),
+    *(cache_nodes, past_requests, warm_ups, compile_ahead, run_program),
+    *(compile_seconds, peak_memory_bytes),
+)
+QUESTIONS = {question.name: question for question in LISTED}
