@@ -14,13 +14,8 @@ from pathlib import Path
 import pytest
 
 import hybrid_jax
+from tests.imports import ROOT, SOURCES
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for folder in ("hybrid_jax", "pallas_kernels")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-}
 FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 # Rooms that load without jax, by prefix.
 HOST = (
@@ -196,6 +191,16 @@ def test_rooms_are_small():
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in SOURCES.values())
     assert files.pop("hybrid_jax") <= 8
     assert {folder: count for folder, count in files.items() if count > 18} == {}
+
+
+def test_no_test_is_imported():
+    """What several tests need stands in a module of its own: a change of it is told from a change of a test."""
+    importers = {
+        path.name: names
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if (names := [name for name, _ in imported_modules(path) if ".test_" in name])
+    }
+    assert importers == {}
 
 
 def test_a_forbidden_import_is_seen(tmp_path):

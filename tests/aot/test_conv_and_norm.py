@@ -21,18 +21,13 @@ from pallas_kernels import (
 )
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWEN3_NEXT
-from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.kernels import assert_one_launch
 
 MODELS = pytest.mark.parametrize("layout", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
 ROWS, LAYERS, GRAIN = 64, 3, 32
 spec = jax.ShapeDtypeStruct
 bf16, f32, int32, uint16 = map(jnp.dtype, ("bfloat16", "float32", "int32", "uint16"))
-
-
-def assert_one_launch(compiled: Compiled, kernel: str) -> None:
-    (launch,) = compiled.launches
-    assert compiled.named(kernel) == [launch] and launch.kind == "kCustomKernel"
-    assert launch.shared_bytes <= SHARED_MEMORY and compiled.temp_bytes < 1024
 
 
 def weights(layout: ProjectionLayout, dtype: jnp.dtype = bf16) -> tuple:

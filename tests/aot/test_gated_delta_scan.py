@@ -11,7 +11,7 @@ from pallas_kernels.gated_delta import DeltaScanFrames, gated_delta_scan_frames
 from pallas_kernels.records import RecordSizes
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
-from tests.aot.test_kernels import arena_of, needs_disassembler, spec
+from tests.aot.kernels import arena_of, needs_disassembler, spec
 
 QWEN3_NEXT = RecordSizes(num_heads=32, head_dim=128, num_groups=16, state_size=128)
 SMALL_STATES = RecordSizes(num_heads=16, head_dim=64, num_groups=16, state_size=64)

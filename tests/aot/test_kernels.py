@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -20,15 +19,24 @@ from pallas_kernels.ssd_window import (
 )
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.kernels import (
+    FRAMES,
+    GRANITE_4_H_SMALL,
+    GRANITE_4_H_TINY,
+    LAYERS,
+    NEMOTRON_H_8B,
+    PER_LAYER,
+    REGISTERS,
+    ROWS,
+    SLOTS,
+    arena_of,
+    assert_only,
+    needs_disassembler,
+    spec,
+)
 from tests.drawing import left_to_all
 
-NEMOTRON_H_8B = RecordSizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
-GRANITE_4_H_SMALL = RecordSizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)
-GRANITE_4_H_TINY = RecordSizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)
 QWEN3_NEXT = RecordSizes(num_heads=32, head_dim=128, num_groups=16, state_size=128)  # and 3.5
-ROWS, LAYERS, FRAMES, PER_LAYER, SLOTS = 64, 3, 256, 16, 32
-REGISTERS = 65_536  # of a multiprocessor
-needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
 FALCON_H1_3B = RecordSizes(num_heads=32, head_dim=128, num_groups=1, state_size=256)
 FALCON_H1_34B = RecordSizes(num_heads=32, head_dim=320, num_groups=2, state_size=256)
 OTHER_STATES = [
@@ -37,23 +45,6 @@ OTHER_STATES = [
     RecordSizes(num_heads=32, head_dim=128, num_groups=1, state_size=128),
     RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64),
 ]
-
-
-def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-
-
-def arena_of(records: RecordSizes, frames: int = FRAMES) -> jax.ShapeDtypeStruct:
-    words = records.num_heads // PER_LAYER * records.head_words
-    return spec(frames, words, dtype="uint32")
-
-
-def assert_only(compiled: Compiled, kernel: str, *, others: int = 0) -> None:
-    """The program is one launch of `kernel` and a few small ones for its arguments."""
-    assert set(compiled.kinds) == {"kCustomKernel"}
-    (launch,) = compiled.named(kernel)
-    assert launch.shared_bytes <= SHARED_MEMORY
-    assert len(compiled.launches) <= 1 + others
 
 
 def window_of(records: RecordSizes, tokens: int) -> tuple:

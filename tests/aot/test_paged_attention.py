@@ -16,7 +16,7 @@ from pallas_kernels.paged_attention import (
 )
 from pallas_kernels.paged_attention.layout import FP8
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
-from tests.aot.test_kernels import assert_only
+from tests.aot.kernels import assert_only
 
 FRAMES = 2048
 

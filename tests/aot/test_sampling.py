@@ -7,8 +7,8 @@ import pytest
 
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.kernels import assert_only, spec
 from tests.aot.sass import NO_TOOLS, recorded
-from tests.aot.test_kernels import assert_only, spec
 
 
 def asked(rows: int, vocab: int, banned: int) -> SamplingArrays:

@@ -13,7 +13,7 @@ from pallas_kernels.selective_scan import (
     selective_window,
 )
 from tests.aot.h200 import compile_for_h200
-from tests.aot.test_conv_and_norm import assert_one_launch
+from tests.aot.kernels import assert_one_launch
 
 ROWS, LAYERS, CHANNELS, SIZE = 64, 3, 8192, 16
 spec = jax.ShapeDtypeStruct

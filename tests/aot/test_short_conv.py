@@ -14,7 +14,7 @@ from pallas_kernels.short_conv import (
     store_short_tail,
 )
 from tests.aot.h200 import compile_for_h200
-from tests.aot.test_conv_and_norm import assert_one_launch
+from tests.aot.kernels import assert_one_launch
 
 ROWS, LAYERS, CHANNELS, TAPS = 64, 3, 2048, 3
 spec = jax.ShapeDtypeStruct

@@ -9,8 +9,7 @@ import pytest
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, triton_scan
 from tests.aot.h200 import compile_for_h200
-from tests.aot.sass import NO_TOOLS, recorded
-from tests.aot.test_kernels import (
+from tests.aot.kernels import (
     FRAMES,
     GRANITE_4_H_SMALL,
     GRANITE_4_H_TINY,
@@ -20,6 +19,7 @@ from tests.aot.test_kernels import (
     arena_of,
     spec,
 )
+from tests.aot.sass import NO_TOOLS, recorded
 
 if NO_TOOLS is not None:
     pytest.skip(NO_TOOLS, allow_module_level=True)

@@ -23,8 +23,8 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.openai.errors import RequestError
 from hybrid_jax.sizing.budget import split_memory
 from hybrid_jax.text.prompts import read_prompts
+from tests.imports import SOURCES
 from tests.llms import byte_tokenizer
-from tests.test_layering import SOURCES
 
 PARAMS = SamplingParams(
     n=2,

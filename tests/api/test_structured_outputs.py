@@ -12,7 +12,7 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints.grammar import Grammars
-from tests.constraints.test_thoughts import ALWAYS, LFM2, marked_tokenizer
+from tests.constraints.thinking import ALWAYS, LFM2, marked_tokenizer
 from tests.llms import tiny_llm
 from tests.tiny_models import redrawn, tiny_model
 

@@ -10,7 +10,7 @@ import pytest
 from hybrid_jax import SamplingParams
 from hybrid_jax.openai.fields import ELSEWHERE, FIELDS, read_params
 from tests.batch.batch_files import CHAT, COMPLETIONS, line
-from tests.constraints.test_thoughts import QWEN3_5
+from tests.constraints.thinking import QWEN3_5
 from tests.constraints.vocabularies import tokens_of
 
 

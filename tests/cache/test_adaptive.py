@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.adaptive import Adaptive
@@ -12,19 +9,8 @@ from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER,
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.node import Node
 from tests.cache.pools import is_stored
+from tests.cache.traffic import ask, text, tokens, traffic
 from tests.cache.weighed import COSTS, checked
-
-
-def tokens(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-
-def ask(cache: SimulatedCache, prompt: str, output: str = "") -> int:
-    return cache.request(tokens(prompt), tokens(prompt + output))
-
-
-def text(node: Node) -> str:
-    return "".join(chr(token) for part in node.path() for token in part.tokens.tolist())
 
 
 def points(cache: SimulatedCache) -> dict:
@@ -34,26 +20,6 @@ def points(cache: SimulatedCache) -> dict:
 
 def checkpoints(cache: SimulatedCache) -> set[str]:
     return {text(node) for node in cache.tree.root.walk() if node.slot}
-
-
-def traffic(seed: int, count: int) -> list[tuple[str, str]]:
-    """Conversations that go on, part, and are asked again; now and then a stranger."""
-    rng = random.Random(seed)
-    draw = lambda least, most: "".join(rng.choice("abc") for _ in range(rng.randrange(least, most)))
-    chats, pairs = [draw(40, 60)], []
-    for _ in range(count):
-        action, number = rng.random(), rng.randrange(len(chats))
-        prompt = chats[number] + draw(1, 30)
-        if action < 0.2:
-            prompt = chats[number][: rng.randrange(len(chats[number]))] + draw(1, 50)
-        elif action < 0.35:
-            prompt = draw(1, 80)
-        output = draw(0, 20)
-        pairs.append((prompt, output))
-        if action < 0.9:
-            chats.append(prompt + output)
-            chats = chats[-12:]
-    return pairs
 
 
 # --- beside a search over all candidates ----------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from tests.cache.pools import is_stored
-from tests.cache.test_simulated_machine import ShadowMachine, common, outputs, prompts
+from tests.cache.shadow_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
 
 LEAST_BRANCH = 8  # prompts are short here

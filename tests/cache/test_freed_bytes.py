@@ -12,7 +12,7 @@ from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import Node
-from tests.cache.test_adaptive import ask, text, traffic
+from tests.cache.traffic import ask, text, traffic
 from tests.cache.weighed import COSTS
 
 POLICIES = {"lru": lambda costs: LeastRecentlyUsed(), "adaptive": Adaptive}

@@ -10,7 +10,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.constraints.token_constraint import BadWords, token_sequences
-from tests.constraints.test_grammar_masks import config_of
+from tests.constraints.forms import config_of
 from tests.constraints.vocabularies import make_tokenizer, tokens_of
 
 A, B, SPACE = 0, 1, 2

@@ -16,7 +16,7 @@ from tokenizers import models
 from hybrid_jax import SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.text.tokenizer import Tokenizer
-from tests.constraints.test_grammar_masks import config_of
+from tests.constraints.forms import config_of
 from tests.llms import byte_tokenizer
 
 

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
-from tests.constraints.vocabularies import Language, make_tokenizer, tokens_of
+from tests.constraints.forms import after, config_of, form
+from tests.constraints.vocabularies import Language, make_tokenizer
 from tests.llms import byte_tokenizer
 
 REGEXES = ("a*", "aab", "(ab|b)+0?", "a{2,3}b|0", "[ab]{1,4}", "(a|aa|b0)*0", "(aab)+", "a?b?0?")
 TEXT_LENGTH = 4  # with a token of 3 letters and the rest of a word, this stays below LONGEST
-
-
-def config_of(vocab_size, eos=()):
-    layer = LayerSpec(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),))
-    return ModelConfig(
-        family="llama",
-        vocab_size=vocab_size,
-        width=8,
-        layers=(layer,),
-        max_position=200,
-        eos_token_ids=tuple(eos),
-    )
 
 
 def constraint_of(tokenizer, vocab_size=None, eos=None, constraints=None, **params):
@@ -34,14 +21,6 @@ def constraint_of(tokenizer, vocab_size=None, eos=None, constraints=None, **para
     stops = frozenset((*(() if params.ignore_eos else eos), *params.stop_token_ids))
     constraints = constraints or Constraints(tokenizer, config)
     return constraints.limits(0, params, stops).constraints[0]
-
-
-def form(**given):
-    return StructuredOutputsParams(**given)
-
-
-def after(constraint, output):
-    return set(tokens_of(constraint.mask(output)).tolist())
 
 
 def texts_of(tokenizer):

@@ -13,7 +13,16 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.text.thoughts import Thoughts
-from tests.constraints.test_grammar_masks import after, config_of, form
+from tests.constraints.forms import after, config_of, form
+from tests.constraints.thinking import (
+    ALWAYS,
+    ASSISTANT,
+    LFM2,
+    QWEN3_5,
+    SWITCH,
+    TURNS,
+    marked_tokenizer,
+)
 from tests.constraints.vocabularies import make_tokenizer
 from tests.llms import byte_tokenizer
 
@@ -21,13 +30,6 @@ EOS, FORM = 0, r"\{a+\}"
 OPENED = Thoughts(open="<think>", close="</think>", opened=True)
 MAY_OPEN = Thoughts(open="<think>", close="</think>", opened=False)
 WHITE = set(b"\n\r ")
-
-
-def marked_tokenizer():
-    """Bytes, and a token for each mark: 256 opens, 257 closes."""
-    tokenizer = byte_tokenizer()
-    tokenizer.backend.add_tokens(["<think>", "</think>"])
-    return tokenizer
 
 
 def merging_tokenizer():
@@ -159,26 +161,12 @@ def test_a_form_without_a_first_token_is_refused_before_the_thoughts():
         constraint(marked_tokenizer(), OPENED, bad_words=["{"])
 
 
-# --- templates ------------------------------------------------------------------------------------
-
-# How the templates of the families end: what follows the last message, and what they drop of earlier answers.
-DROPS = "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
-TURNS = "{% for m in messages %}<|{{ m.role }}|>" + DROPS + "{% endfor %}"
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-ASSISTANT = "{% if add_generation_prompt %}<|assistant|>"
-SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}"
-QWEN3_5 = (
-    TURNS + ASSISTANT + SWITCH + "<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
-)
 QWEN3 = TURNS + ASSISTANT + SWITCH + "<think>\n\n</think>\n\n{% endif %}{% endif %}"
 NEMOTRON_H = (
     TURNS + "{% set off = '/no_think' in messages[0].content %}" + ASSISTANT
     + "{% if off %}<think></think>{% else %}<think>\n{% endif %}{% endif %}"
 )  # fmt: skip
-ALWAYS = (
-    TURNS + ASSISTANT + "<think>\n{% endif %}"
-)  # Qwen3-Next-Thinking, Falcon-H1R, Jamba-Reasoning
-LFM2 = TURNS + ASSISTANT + "{% endif %}"  # it opens them itself
 COHERE = PLAIN + ASSISTANT + "<|START_THINKING|>{% endif %}"
 MISTRAL = "{# [THINK]...[/THINK] #}" + PLAIN + ASSISTANT + "{% endif %}"
 

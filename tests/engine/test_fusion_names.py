@@ -19,7 +19,7 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.steps.step import WHOLE, Variant
 from pallas_kernels.frame_io import read_frames
 from tests.drawing import left_to_all
-from tests.engine.test_donation import (
+from tests.engine.compiled_steps import (
     HEAD,
     SECOND,
     SPECULATION,

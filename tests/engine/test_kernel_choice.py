@@ -28,7 +28,7 @@ from hybrid_jax.sizing.devices import Device
 from pallas_kernels import jax_triton
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
-from tests.engine.test_kernel_paths import SMALL, engine_on, step_and_specs
+from tests.engine.on_kernels import SMALL, engine_on, step_and_specs
 from tests.tiny_models import tiny_model
 
 HOPPER = Device(platform="gpu", capability="9.0")

@@ -9,7 +9,6 @@ import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
@@ -21,8 +20,8 @@ from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.step import PLAIN
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
-from tests.exactness.jobs import Job, drive
-from tests.tiny_models import VOCAB, tiny_engine, tiny_model
+from tests.exactness.jobs import generate
+from tests.tiny_models import tiny_engine, tiny_model
 
 COARSE = EngineConfig(max_rows=3, prefill_tokens=512, shapes="coarse")
 
@@ -44,12 +43,6 @@ def engine(monkeypatch):
     )
     yield made
     made.close()
-
-
-def generate(engine, length: int = 20, count: int = 1, max_tokens: int = 6) -> list[list[int]]:
-    prompts = np.random.default_rng(length).integers(0, VOCAB, (count, length)).tolist()
-    jobs = [Job(prompt=tuple(ids), max_tokens=max_tokens, logprobs=None) for ids in prompts]
-    return drive(engine, jobs).outputs
 
 
 def compiled(engine) -> set[tuple[int, int]]:

@@ -22,7 +22,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs import store as program_store
 from hybrid_jax.engine.programs.compiling import Compiling, Program
 from hybrid_jax.engine.programs.store import ProgramStore, open_store
-from tests.engine.test_larger_programs import generate
+from tests.exactness.jobs import generate
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_compile_cache")

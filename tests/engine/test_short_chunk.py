@@ -22,7 +22,7 @@ from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import Model, State
 from hybrid_jax.weights import BUNDLED
 from hybrid_jax.weights.load import load_config
-from tests.engine.test_walk import ROWS, prompt_chunk, setting
+from tests.engine.walks import ROWS, prompt_chunk, setting
 
 NAMES = ["with_cut", "with_cut_delta"]
 TOLERANCE = 1e-5

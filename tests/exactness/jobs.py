@@ -11,6 +11,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.request import Constraint, Request
 from tests.exactness.poison import Poison
+from tests.tiny_models import VOCAB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,3 +156,10 @@ def drive(
 def random_prompt(length: int, seed: int, vocab: int) -> tuple[int, ...]:
     """Token ids, the same for the same seed; a longer one begins with the shorter."""
     return tuple(np.random.default_rng(seed).integers(0, vocab, 512)[:length].tolist())
+
+
+def generate(engine, length: int = 20, count: int = 1, max_tokens: int = 6) -> list[list[int]]:
+    """The engine's tokens after random prompts."""
+    prompts = np.random.default_rng(length).integers(0, VOCAB, (count, length)).tolist()
+    jobs = [Job(prompt=tuple(ids), max_tokens=max_tokens, logprobs=None) for ids in prompts]
+    return drive(engine, jobs).outputs

@@ -19,7 +19,7 @@ from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
 from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.poison import Poison
-from tests.exactness.test_random_traffic import ROOMS, random_jobs
+from tests.exactness.random_traffic import ROOMS, random_jobs
 
 AMPLE = 8.0
 SPECULATION = SpeculationConfig(num_tokens=3, adaptive=False)

@@ -14,17 +14,10 @@ from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import triton_scan
 from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
 from tests.kernels.by_name import ssd_scan_frames
-from tests.kernels.test_ssd_scan import (
-    RAGGED,
-    ROUNDED,
-    TAIL,
-    assert_close,
-    assert_same_bits,
-    relative_error,
-    scan,
-)
-from tests.kernels.test_ssd_scan_frames import ODD, arguments, expected, records_of
-from tests.kernels.test_ssd_window import framed
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.framed import framed
+from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, assert_close, scan
+from tests.kernels.ssd_scans_in_frames import ODD, arguments, expected, records_of
 
 CUT = Case(
     name="cut_into_segments",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.token_sampling.reference import SamplingArrays
-from tests.kernels.test_token_sampling import ROWS, arguments, tokens
+from tests.kernels.sampled import ROWS, arguments, tokens
 
 try:
     from pallas_kernels.token_sampling.triton_kernel import Config, sample_tokens_triton

@@ -10,7 +10,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import Trials
 from hybrid_jax.geometry import make_geometry
-from tests.engine.test_kernel_paths import SMALL, requests
+from tests.engine.on_kernels import SMALL, requests
 from tests.tiny_models import redrawn, tiny_model
 
 

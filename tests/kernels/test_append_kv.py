@@ -11,8 +11,8 @@ from pallas_kernels.append_kv.api import IMPLEMENTATIONS
 from pallas_kernels.append_kv.cases import SMALL_CASES, Case, frequencies, make_inputs
 from pallas_kernels.paged_attention.layout import FP8, unpack
 from tests.kernels.by_name import append_kv
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
 TOLERANCE = {

@@ -17,8 +17,8 @@ from pallas_kernels.causal_conv.cases import CASES, NEMOTRON_H_8B, SMALL, Case, 
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
 from pallas_kernels.causal_conv.reference import Chunk
 from pallas_kernels.operands import stored
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(CHUNKS) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm

@@ -20,9 +20,9 @@ from pallas_kernels.causal_conv.cases import (
 )
 from pallas_kernels.operands import floats, stored
 from tests.kernels.by_name import causal_conv_window
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.conv_windows import STATIC, TOLERANCE, assert_close, new_tokens
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_causal_conv_window import STATIC, TOLERANCE, assert_close, new_tokens
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 OUTPUTS = ("conv", "xB", "dt", "q", "scores", "v", "beta")
 MADE = OUTPUTS[3:]

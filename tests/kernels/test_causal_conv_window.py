@@ -23,16 +23,14 @@ from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
 from pallas_kernels.causal_conv.reference import ConvWindow
 from pallas_kernels.operands import floats, stored
 from tests.kernels.by_name import causal_conv_window
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.conv_windows import STATIC, TOLERANCE, assert_close, new_tokens
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(WINDOWS) - {"reference"})
-TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm
 OUTPUTS = ("conv", "xB", "dt", "C", "scores")
 CASE = {case.name: case for case in WINDOW_CASES}
 VERIFY = CASE["verify"]
-
-STATIC = ("layer", "layout", "moves", "implementation")
 window = functools.partial(jax.jit, static_argnames=STATIC)(causal_conv_window)
 
 
@@ -40,19 +38,6 @@ def run(case: WindowCase, inputs: dict, implementation) -> dict:
     static = {"layout": case.layout, "layer": case.layer, "implementation": implementation}
     # Arrays of NumPy, because what a test does with those of jax is compiled, operation by operation.
     return dict(zip(OUTPUTS, map(np.asarray, window(**inputs, **static)), strict=True))
-
-
-def assert_close(got, want, name: str = "") -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype
-    got, want = floats(got), floats(want)
-    assert relative_error(got, want) <= TOLERANCE[got.dtype.name], name
-
-
-def new_tokens(case: WindowCase) -> np.ndarray:
-    """bool[B, T]"""
-    token = np.arange(case.tokens)
-    first, end = np.asarray(case.first)[:, None], np.asarray(case.num_valid)[:, None]
-    return (token >= np.maximum(first, 0)) & (token < end)
 
 
 def written(case: WindowCase, inputs: dict) -> dict:

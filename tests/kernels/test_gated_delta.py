@@ -20,34 +20,22 @@ from pallas_kernels.gated_delta.cases import (
     make_window_inputs,
 )
 from pallas_kernels.gated_delta.xla import inverse
-from tests.kernels.by_name import gated_delta_window_frames
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
-from tests.kernels.test_ssd_window_frames import in_frames
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.gated_delta_windows import (
+    BY_NAME,
+    PATHS,
+    RING,
+    STATIC,
+    TOLERANCE,
+    TREE,
+    every_dtype,
+    window,
+)
 
-TOLERANCE = {"float32": 3e-6, "bfloat16": 6e-3}  # of the norm
-STATIC = ("implementation",)
 scan = functools.partial(jax.jit, static_argnames=STATIC)(gated_delta_scan)
 fold = functools.partial(jax.jit, static_argnames=STATIC)(gated_delta_fold)
 every_scan = pytest.mark.parametrize("case", SCANS, ids=lambda case: case.name)
 every_window = pytest.mark.parametrize("case", WINDOWS, ids=lambda case: case.name)
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-BY_NAME = {case.name: case for case in (*SCANS, *WINDOWS)}
-# Token 0 follows the context; 1 and 2 follow 0; 3 follows 1; 4 follows the context.
-PATHS = ((0,), (0, 1), (0, 2), (0, 1, 3), (4,))
-TREE = jnp.asarray([sum(1 << token for token in path) for path in PATHS], jnp.int32)
-RING = WindowCase(name="ring", slots=37, tokens=5, starts=(0, 9, 32, 3), heads=4, groups=2)
-
-
-compiled_window = functools.partial(jax.jit, static_argnames=STATIC)(gated_delta_window_frames)
-
-
-def window(*, implementation: str, state, ancestors=None, **given):
-    """y, u, and whether the arena is as it was."""
-    arena, frames = in_frames(state, 2)
-    exists = jnp.ones(len(frames), bool)
-    given |= {"arena": arena, "frames": frames, "exists": exists, "ancestors": ancestors}
-    y, u, after = compiled_window(**given, implementation=implementation)
-    return y, u, bool((after == arena).all())
 
 
 def in_numpy(inputs: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -18,10 +18,10 @@ from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
 from pallas_kernels.ssd_window.api import FRAME_FOLDS
 from tests.kernels.by_name import gated_delta_window_rings
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.framed import in_frames
+from tests.kernels.gated_delta_windows import BY_NAME, RING, TOLERANCE, TREE, every_dtype, window
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_gated_delta import BY_NAME, RING, TOLERANCE, TREE, every_dtype, window
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
-from tests.kernels.test_ssd_window_frames import in_frames
 
 LAYERS, LAYER, FIRST_FRAME = 3, 1, 2
 STATIC = ("records", "layer", "first_frame", "dtype", "implementation")

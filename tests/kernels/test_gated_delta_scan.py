@@ -15,9 +15,9 @@ from pallas_kernels.gated_delta.cases import SCANS, ScanCase, make_scan_frames_i
 from pallas_kernels.gated_delta.scan_kernel import inverse_by_products, why_unsupported
 from pallas_kernels.records import ProjectionLayout, RecordSizes, read_states
 from tests.kernels.by_name import gated_delta_scan_frames, store_tail
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.framed import in_frames
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
-from tests.kernels.test_ssd_window_frames import in_frames
 
 TOLERANCE = {"float32": 3e-6, "bfloat16": 6e-3}  # of the norm
 every_dtype = pytest.mark.parametrize("dtype", sorted(TOLERANCE))

@@ -11,8 +11,8 @@ import pytest
 from pallas_kernels import gated_rmsnorm
 from pallas_kernels.rmsnorm.api import GATED
 from pallas_kernels.rmsnorm.cases import SMALL_GATED_CASES, GatedCase, make_gated_inputs
+from tests.kernels.compare import relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import relative_error
 
 FAST = sorted(set(GATED) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm

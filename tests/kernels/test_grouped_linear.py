@@ -12,8 +12,8 @@ from pallas_kernels.grouped_linear import kernel
 from pallas_kernels.grouped_linear.api import IMPLEMENTATIONS
 from pallas_kernels.grouped_linear.cases import SMALL_CASES, Case, make_inputs
 from tests.kernels.by_name import mix_experts
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1e-2}  # of the norm

@@ -19,18 +19,10 @@ from pallas_kernels.paged_attention.kernel import (
     paged_attention_pallas,
 )
 from pallas_kernels.paged_attention.layout import FP8, pack, unpack
+from tests.kernels.attention_cases import BITS, CASE, FAST, TOLERANCE, expected, run
 from tests.kernels.by_name import paged_attention
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_paged_attention import (
-    BITS,
-    CASE,
-    FAST,
-    TOLERANCE,
-    assert_same_bits,
-    expected,
-    relative_error,
-    run,
-)
 
 # Blocks of 16 queries, tiles of 16 keys, splits of 32 keys wherever the context is longer.
 SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)

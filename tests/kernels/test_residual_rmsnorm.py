@@ -11,8 +11,8 @@ from pallas_kernels import residual_rmsnorm
 from pallas_kernels.rmsnorm.api import RESIDUAL
 from pallas_kernels.rmsnorm.cases import SMALL_RESIDUAL_CASES, ResidualCase, make_residual_inputs
 from pallas_kernels.rmsnorm.xla import rms_norm
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(RESIDUAL) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm

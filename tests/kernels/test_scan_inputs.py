@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels.selective_scan import ScanInputs, scan_inputs
 from pallas_kernels.selective_scan.inputs import INPUTS
-from tests.kernels.test_ssd_window import relative_error
+from tests.kernels.compare import relative_error
 
 RANK, SIZE = 7, 5
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}

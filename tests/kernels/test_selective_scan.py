@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels.selective_scan import selective_scan
 from pallas_kernels.selective_scan.cases import CASES, make_inputs
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
+from tests.kernels.compare import assert_same_bits, relative_error
 
 TOLERANCE = 1e-6  # of the norm
 scan = functools.partial(jax.jit, static_argnames=("implementation",))(selective_scan)

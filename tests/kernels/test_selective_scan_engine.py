@@ -22,7 +22,7 @@ from pallas_kernels.selective_scan.cases import (
 )
 from pallas_kernels.selective_scan.reference import layer_frames, read_states
 from tests.kernels.by_name import selective_chunk, selective_window
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
+from tests.kernels.compare import assert_same_bits, relative_error
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 4e-3}  # of the norm
 BY_NAME = {case.name: case for case in (*CHUNKS, *WINDOWS)}

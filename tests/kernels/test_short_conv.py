@@ -24,8 +24,8 @@ from pallas_kernels.short_conv.cases import (
     make_window_inputs,
 )
 from tests.kernels.by_name import short_conv_window, store_short_tail
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm
 BY_NAME = {case.name: case for case in (*CHUNKS, *WINDOWS)}

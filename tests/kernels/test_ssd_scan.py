@@ -11,30 +11,11 @@ import pytest
 from pallas_kernels import ssd_scan
 from pallas_kernels.ssd_scan.api import IMPLEMENTATIONS
 from pallas_kernels.ssd_scan.cases import CASES, make_inputs
+from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
+from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, TOLERANCE, assert_close, scan
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
-TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm, by the dtype of the compared array
-ROUNDED = 6e-3  # where bfloat16 inputs are multiplied on tensor cores: weights and states are rounded to it
-RAGGED = next(case for case in CASES if case.name == "ragged_rows_and_an_empty_one")
-TAIL = next(case for case in CASES if case.name == "tail_within_a_tile")
-
-scan = functools.partial(jax.jit, static_argnames="implementation")(ssd_scan)
-
-
-def relative_error(got, want) -> float:
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)
-
-
-def assert_close(got, want, tolerance: float | None = None) -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype
-    assert relative_error(got, want) <= (tolerance or TOLERANCE[got.dtype.name])
-
-
-def assert_same_bits(got, want) -> None:
-    got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
-    assert got.dtype == want.dtype and np.array_equal(got.view(np.uint8), want.view(np.uint8))
 
 
 def slow_scan(x, dt, A, B, C, initial_state=None, lengths=None, state_lengths=None):

@@ -11,74 +11,18 @@ import pytest
 from pallas_kernels import fold, ssd_scan
 from pallas_kernels.ssd_window import RecordSizes
 from pallas_kernels.ssd_window.cases import CASES, Case, make_inputs
-from tests.kernels.by_name import fold_frames, ssd_window_frames, ssd_window_rings
+from tests.kernels.by_name import fold_frames, ssd_window_frames
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.framed import framed
 from tests.kernels.lowered import kernels_in
+from tests.kernels.ssd_windows import FAST, RING, TOLERANCE, assert_close, ringed, window
 
-FAST = ("pallas", "xla")
-TOLERANCE = {"float32": 1e-6}  # of the norm; outputs are float32 whatever the records' dtype
-RING = Case(name="ring", tokens=32, heads=6, groups=3, width=12, size=24, starts=(0, 0, 0, 0))
 WIDE = Case(name="wide", tokens=32, heads=16, groups=2, width=32, size=64, starts=(0,) * 8)
 # A head's state has more elements than one program of a fold takes.
 LARGE = replace(RING, name="large", heads=2, groups=1, width=80, size=200)
 RECORDS = ("x", "dt", "B")
 
 scan = jax.jit(functools.partial(ssd_scan, implementation="reference"))
-
-
-def relative_error(got, want) -> float:
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)
-
-
-def assert_close(got, want) -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype
-    assert relative_error(got, want) <= TOLERANCE[got.dtype.name]
-
-
-def assert_same_bits(got, want) -> None:
-    got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
-    assert got.dtype == want.dtype and np.array_equal(got.view(np.uint8), want.view(np.uint8))
-
-
-def framed(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """States [B, M, P, R] in an arena with a frame for each head: the arena, its table, and that all rows have one."""
-    rows, heads = state.shape[:2]
-    arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
-    return arena, jnp.arange(rows * heads).reshape(rows, heads), jnp.ones(rows, bool)
-
-
-def ringed(x: jax.Array, B: jax.Array) -> jax.Array:
-    """Records as the ring of one layer."""
-    lead = x.shape[:2]
-    return jnp.concatenate([x.reshape(*lead, -1), B.reshape(*lead, -1)], axis=-1)[None]
-
-
-def all_scores(C: jax.Array, B: jax.Array) -> jax.Array:
-    """C . B of every query and slot, float32[B, T, G, S]."""
-    wide = (a.astype(jnp.float32) for a in (C, B))
-    return jnp.einsum("btgr,bsgr->btgs", *wide, precision="highest")
-
-
-@functools.partial(jax.jit, static_argnames="implementation")
-def window(state, x, dt, A, B, C, *, starts, num_valid=None, ancestors=None, implementation):
-    """The window by the function that has the implementation: over rings for "pallas", which gets no skip here."""
-    arena, table, exists = framed(state)
-    at = {"starts": starts, "ancestors": ancestors, "implementation": implementation}
-    at |= {"arena": arena, "frames": table, "exists": exists}
-    if num_valid is None:
-        num_valid = jnp.full(len(starts), C.shape[1])
-    if implementation != "pallas":
-        return ssd_window_frames(**at, x=x, dt=dt, A=A, B=B, C=C, num_valid=num_valid)[0]
-    return ssd_window_rings(
-        **{"xB": ringed(x, B), "dt": dt[None], "A": A[None]},
-        C=C.reshape(*C.shape[:2], -1),
-        layer=0,
-        records=RecordSizes.of(x, B),
-        num_valid=num_valid,
-        D=jnp.zeros_like(A),
-        scores=all_scores(C, B),
-        **at,
-    )
 
 
 @functools.partial(jax.jit, static_argnames="implementation")

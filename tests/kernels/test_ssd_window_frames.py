@@ -19,35 +19,14 @@ from tests.kernels.by_name import (
     ssd_window_rings,
     ssd_window_scores,
 )
+from tests.kernels.compare import assert_same_bits, relative_error
+from tests.kernels.framed import in_frames
 from tests.kernels.lowered import kernels_in
-from tests.kernels.test_ssd_window import (
-    FAST,
-    RING,
-    all_scores,
-    assert_close,
-    assert_same_bits,
-    relative_error,
-    window,
-)
+from tests.kernels.ssd_windows import FAST, RING, all_scores, assert_close, window
 
 # A root with two children, one of which has a child; the last token stands alone.
 TREE = jnp.asarray([0b00001, 0b00011, 0b00101, 0b01011, 0b10000], jnp.int32)
 PATHS = ((0,), (0, 1), (0, 2), (0, 1, 3), (4,))
-
-
-def in_frames(state: jax.Array, per_frame: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
-    """The states in shuffled frames of an arena whose other words are NaN, and the frames' table."""
-    rows, heads, width, size = state.shape
-    per_row, words = -(-heads // per_frame), width * size
-    table = np.random.default_rng(seed).permutation(rows * per_row + 3)[: rows * per_row] + 1
-    table = table.reshape(rows, per_row).astype(np.int32)
-    arena = np.full((table.max() + 3, per_frame * words + 5), np.nan, np.float32)
-    for row, ids in enumerate(table):
-        flat = np.asarray(state[row]).reshape(heads, words)
-        for place, frame in enumerate(ids):
-            part = flat[place * per_frame : (place + 1) * per_frame].ravel()
-            arena[frame, : part.size] = part
-    return jnp.asarray(arena.view(np.uint32)), jnp.asarray(table)
 
 
 @pytest.mark.parametrize("per_frame", [1, 4, 64])

@@ -13,28 +13,7 @@ from pallas_kernels.token_sampling.kernel import BLOCK
 from pallas_kernels.token_sampling.numbers import noise_keys
 from tests.kernels.by_name import sample_tokens
 from tests.kernels.lowered import kernels_in
-
-ROWS = 24
-
-
-def arguments(vocab: int, seed: int = 0, **changes) -> dict:
-    """Rows with every mixture of settings; about a third are greedy."""
-    rng = np.random.default_rng(seed)
-    given = {
-        "logits": jnp.asarray(rng.standard_normal((ROWS, vocab)) * 3, jnp.float32),
-        "keys": jnp.asarray(rng.integers(0, 2**32, (ROWS, 2), np.uint32)),
-        "temperature": jnp.asarray(rng.choice([0, 0.7, 1.0, 2.0], ROWS), jnp.float32),
-        "top_k": jnp.asarray(rng.choice([0, 1, 5, 50, vocab + 9], ROWS), jnp.int32),
-        "top_p": jnp.asarray(rng.choice([1.0, 0.9, 0.3], ROWS), jnp.float32),
-        "min_p": jnp.asarray(rng.choice([0, 0.05, 0.5], ROWS), jnp.float32),
-        "banned": jnp.asarray(rng.integers(-1, vocab, (ROWS, 3)), jnp.int32),
-    }
-    return given | changes
-
-
-def tokens(given: dict, implementation: str) -> np.ndarray:
-    run = functools.partial(sample_tokens, implementation=implementation)
-    return np.asarray(jax.jit(run)(**given))
+from tests.kernels.sampled import ROWS, arguments, tokens
 
 
 @pytest.mark.parametrize("vocab", [7, BLOCK - 1, BLOCK, 2 * BLOCK + 5])

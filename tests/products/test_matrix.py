@@ -25,7 +25,7 @@ from hybrid_jax.weights.hugging_face import load_hf
 from hybrid_jax.weights.load import load_config, load_model
 from hybrid_jax.weights.orbax import save_orbax
 from tests.drawing import left_to_all
-from tests.engine.test_kernel_paths import engine_of, outputs
+from tests.engine.on_kernels import engine_of, outputs
 from tests.exactness.engines import one_shape
 from tests.products import backend_of_its_own
 from tests.products.int8 import int8_known
