@@ -238,11 +238,11 @@ def block_costs(
         kind = kind_of(block)
         per_token += count * (2 * kind.active_weights(block, width) + kind.recurrence_flops(block))
         flops = count * kind.key_flops(block)
-        seen = kind.keys_seen(block)
-        if seen is None:
+        entry = kind.entry(block)
+        if entry is None or entry.window is None:
             per_key += flops
         else:
-            windows[seen] = windows.get(seen, 0.0) + flops
+            windows[entry.window] = windows.get(entry.window, 0.0) + flops
     return Costs(
         flops_per_token=per_token,
         flops_per_key=per_key,

@@ -12,10 +12,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hybrid_jax.config import Attention, EngineConfig, ModelConfig
+from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.arrays import FP8, ITEM_BYTES, ArraySpec
-from hybrid_jax.kinds.kind import StateLayout
-from hybrid_jax.kinds.table import kind_of, recurrent_kind
+from hybrid_jax.kinds.kind import PageEntry, StateLayout
+from hybrid_jax.kinds.table import entry_of, recurrent_kind
 
 FRAME_TARGET_BYTES = 256 * 1024
 LEAST_FRAME_WORDS = 16
@@ -29,12 +29,12 @@ KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot
 
 @dataclass(frozen=True, kw_only=True)
 class KVPlace:
-    """Where one attention layer has its keys and values in every page.
+    """Where one layer has its entries in every page, such as its keys and values.
 
     Attributes:
-        frame: index of the frame in the page. offset: words of that frame in front of the keys and values.
-        token_words: words of one token's K and V.
-        scale_words: words of their scales, for FP8. Those of a page lie after the K and V of all its tokens.
+        frame: index of the frame in the page. offset: words of that frame in front of the layer's entries.
+        token_words: words of one token's entry, without scales.
+        scale_words: words of its scales, for FP8. Those of a page lie after the entries of all its tokens.
     """
 
     frame: int
@@ -172,18 +172,18 @@ class Geometry:
         return self.align(max(num_tokens - 1, 0))
 
 
-def token_words(attention: Attention, dtype: str) -> int:
-    """Words of one token's K and V in one attention layer, without scales.
+def token_words(entry: PageEntry, dtype: str) -> int:
+    """Words of what one layer keeps of a token in its pages, without scales.
 
     Raises:
         ValueError: a head does not fill whole words.
     """
-    if dtype == FP8 and attention.head_dim % 4:
+    if dtype == FP8 and entry.scaled % 4:
         raise ValueError(
-            f"Geometry: kv_cache_dtype='fp8' needs head sizes that are multiples of 4, got {attention.head_dim}; "
+            f"Geometry: kv_cache_dtype='fp8' needs head sizes that are multiples of 4, got {entry.scaled}; "
             "use kv_cache_dtype='auto'"
         )
-    return kind_of(attention).token_elements(attention) * ITEM_BYTES[dtype] // 4
+    return entry.elements * ITEM_BYTES[dtype] // 4
 
 
 def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
@@ -198,9 +198,10 @@ def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
     Raises:
         ValueError: the grain is shorter than the convolution's history, or FP8 does not fit the heads.
     """
-    attention = model.mixers(Attention)
-    tokens = [token_words(mixer, engine.kv_dtype) for mixer in attention]
-    scales = [2 * mixer.num_kv_heads for mixer in attention] if engine.kv_dtype == FP8 else None
+    entries = [entry_of(spec) for spec in model.paged]
+    tokens = [token_words(entry, engine.kv_dtype) for entry in entries]
+    scaled = engine.kv_dtype == FP8
+    scales = [entry.elements // entry.scaled for entry in entries] if scaled else None
     layouts = [replace(recurrent_kind(spec).layout(spec), spec=spec) for spec in model.recurrent]
     return fit_geometry(tokens, layouts, engine, scales=scales)
 

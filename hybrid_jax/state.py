@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
-from hybrid_jax.config import XLA, Attention, Backend, ModelConfig, SpeculationConfig, source_of
+from hybrid_jax.config import XLA, Backend, ModelConfig, SpeculationConfig, keeps_pages, source_of
 from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.geometry import (
     Geometry,
@@ -45,7 +45,7 @@ class Model:
         """
         kv, states = iter(self.geometry.kv), iter(self.geometry.states)
         found: dict[tuple[int, int], KVPlace | StatePlace] = {
-            (index, number): next(kv) if isinstance(mixer, Attention) else next(states)
+            (index, number): next(kv) if keeps_pages(mixer) else next(states)
             for index, layer in enumerate(self.config.all_layers)
             for number, mixer in enumerate(layer.mixers)
             if source_of(mixer) != "group"

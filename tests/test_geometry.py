@@ -34,7 +34,7 @@ from hybrid_jax.geometry import (
     ring_specs,
     token_words,
 )
-from hybrid_jax.kinds.table import recurrent_kind
+from hybrid_jax.kinds.table import entry_of, recurrent_kind
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.state import state_specs
 from tests import tiny_models
@@ -80,7 +80,7 @@ REAL = {
 def test_real_models_fill_frames_of_256_kib(name):
     *parts, kv_bytes, state_kib, page_tokens, page_frames, state_frames = REAL[name]
     model = stack(*parts)
-    tokens = [token_words(mixer, BF16.dtype) for mixer in model.mixers(Attention)]
+    tokens = [token_words(entry_of(mixer), BF16.dtype) for mixer in model.paged]
     layouts = [recurrent_kind(spec).layout(spec) for spec in model.recurrent]
     geometry = fit_geometry(tokens, layouts, BF16, min_page_tokens=16)
     assert geometry.frame_bytes == 256 * 1024

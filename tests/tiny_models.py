@@ -30,10 +30,12 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
-from tests.kinds import gated
+from tests.kinds import gated, latent
 from tests.kinds.gated import Gated
+from tests.kinds.latent import Latent
 
 gated.register()
+latent.register()
 VOCAB = 61
 MAX_POSITION = 256
 
@@ -200,6 +202,13 @@ def _cut_delta() -> ModelConfig:
     return with_cut(_config("with_cut", *layers[:2], *later, residual_multiplier=0.8), 2)
 
 
+def _latent() -> ModelConfig:
+    """Latents in pages beside keys and values, with a window and without, between recurrent layers."""
+    own = Latent(num_heads=3, head_dim=4, rank=12)
+    layers = [_layer(_MAMBA, mlp=_MLP), _layer(own), _layer(_ATTENTION), _layer(_MAMBA)]
+    return _config("with_latent", *layers, _layer(replace(own, sliding_window=23), mlp=_MLP))
+
+
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -217,9 +226,10 @@ MODELS = {
     "with_unknown_kind": _unknown_kind,
     "with_cut": _cut,
     "with_cut_delta": _cut_delta,
+    "with_latent": _latent,
 }
 # Another model in the middle would change the weights of those after it.
-LAST = ("with_cut", "with_cut_delta")
+LAST = ("with_cut", "with_cut_delta", "with_latent")
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 
 

@@ -29,6 +29,7 @@ from hybrid_jax.config.layers import RecurrentMixer as RecurrentMixer
 from hybrid_jax.config.layers import Rope as Rope
 from hybrid_jax.config.layers import RopeScaling as RopeScaling
 from hybrid_jax.config.layers import ShortConv as ShortConv
+from hybrid_jax.config.layers import keeps_pages as keeps_pages
 from hybrid_jax.config.layers import source_of as source_of
 from hybrid_jax.config.model import DTYPES as DTYPES
 from hybrid_jax.config.model import ModelConfig as ModelConfig

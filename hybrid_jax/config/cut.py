@@ -18,6 +18,7 @@ from hybrid_jax.config.layers import (
     Mamba2,
     Mixer,
     Source,
+    keeps_pages,
     source_of,
 )
 
@@ -111,11 +112,11 @@ def layers_with_cut(
                     f"with_cut: layer {index} (the first is 0) is {type(mixer).__name__}, which has no form after a "
                     f"cut, only {known} have; got cut {cut}"
                 )
-    attention = _Groups(later, Attention, kv_group, "kv_group")
-    recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
+    attention = _Groups(later, True, kv_group, "kv_group")
+    recurrent = _Groups(later, False, state_group, "state_group")
 
     def renewed(mixer: Any) -> Mixer:
-        groups = attention if isinstance(mixer, Attention) else recurrent
+        groups = attention if keeps_pages(mixer) else recurrent
         return replace(mixer, source=groups.next_source())
 
     changed = [
@@ -164,11 +165,9 @@ def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
 class _Groups:
     """The mixers after a cut that share in groups of `size`, in order."""
 
-    def __init__(
-        self, later: Sequence[Mixer], kinds: type | tuple[type, ...], size: int, name: str
-    ) -> None:
-        own = [mixer for mixer in later if isinstance(mixer, kinds)]
-        what = "attention" if kinds is Attention else "recurrent"
+    def __init__(self, later: Sequence[Mixer], paged: bool, size: int, name: str) -> None:
+        own = [mixer for mixer in later if keeps_pages(mixer) is paged]
+        what = "attention" if paged else "recurrent"
         if size < 1 or len(own) % size or size > max(len(own), 1):
             raise ValueError(
                 f"with_cut: {name} must divide the number of {what} layers after the cut, {len(own)}, got {size}"

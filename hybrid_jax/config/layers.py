@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 
@@ -71,6 +71,7 @@ class Attention:
         sliding_window: a query sees itself and the `sliding_window - 1` tokens before it; None for all.
         soft_cap: logits become cap * tanh(logits / cap); None for none.
         source: what its keys and values are made of.
+        pages: it keeps them in pages (`keeps_pages`).
     """
 
     num_heads: int
@@ -87,6 +88,7 @@ class Attention:
     sliding_window: int | None = None
     soft_cap: float | None = None
     source: Source = "own"
+    pages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "num_kv_heads")
@@ -364,6 +366,11 @@ FeedForward = MLP | MoE
 def source_of(block: Mixer | FeedForward) -> Source:
     """What a mixer's keys and values, or its state, are made of; kinds without a form after a cut do not say."""
     return getattr(block, "source", "own")
+
+
+def keeps_pages(block: object) -> bool:
+    """Whether a mixer keeps an entry of every token, in pages. All others keep a state."""
+    return getattr(block, "pages", False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import UnionType
 
 from hybrid_jax.config.checks import must, one_of, positive, require
 from hybrid_jax.config.cut import have_cut, without_cuts
@@ -15,6 +14,7 @@ from hybrid_jax.config.layers import (
     LayerSpec,
     Mixer,
     RecurrentMixer,
+    keeps_pages,
     source_of,
 )
 
@@ -143,16 +143,16 @@ class ModelConfig:
     @property
     def kv_group(self) -> int:
         """How many attention layers after the cut share keys and values."""
-        return self._group_size(Attention)
+        return self._group_size(paged=True)
 
     @property
     def state_group(self) -> int:
         """How many recurrent layers after the cut share a state."""
-        return self._group_size(RecurrentMixer)
+        return self._group_size(paged=False)
 
-    def _group_size(self, kinds: type | UnionType) -> int:
+    def _group_size(self, *, paged: bool) -> int:
         later = [mixer for index in self.later for mixer in self.layers[index].mixers]
-        sources = [source_of(mixer) for mixer in later if isinstance(mixer, kinds)]
+        sources = [source_of(mixer) for mixer in later if keeps_pages(mixer) is paged]
         return len(sources) // sources.count("cut") if "cut" in sources else 1
 
     @property
@@ -170,7 +170,7 @@ class ModelConfig:
         last: dict[bool, list[Place]] = {}
         for index in self.later:
             for number, mixer in enumerate(self.layers[index].mixers):
-                kind = isinstance(mixer, Attention)
+                kind = keeps_pages(mixer)
                 if source_of(mixer) == "cut":
                     last[kind] = []
                     groups.append(last[kind])
@@ -221,5 +221,10 @@ class ModelConfig:
 
     @functools.cached_property
     def recurrent(self) -> tuple[RecurrentMixer, ...]:
-        """All recurrent mixers of `all_layers`."""
-        return tuple(m for m in self.mixers(object) if not isinstance(m, Attention))
+        """All mixers of `all_layers` that keep a state of their own."""
+        return tuple(mixer for mixer in self.mixers(object) if not keeps_pages(mixer))
+
+    @functools.cached_property
+    def paged(self) -> tuple[Mixer, ...]:
+        """All mixers of `all_layers` that keep pages of their own."""
+        return tuple(mixer for mixer in self.mixers(object) if keeps_pages(mixer))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import flags, integers, integers_of, must, one_of, positive, refusal
-from hybrid_jax.config.layers import Attention
+from hybrid_jax.config.layers import keeps_pages
 from hybrid_jax.config.model import ModelConfig
 from hybrid_jax.config.other_names import refuses_other_names
 
@@ -153,7 +153,7 @@ def drafting_model(model: ModelConfig, speculation: SpeculationConfig | None) ->
                 f"SpeculationConfig: method 'mtp' needs a head for multi-token prediction, and this model of family "
                 f"{model.family} was read without one; use load_model(mtp=True) if it has one, or method 'ngram'"
             )
-        others = [m for layer in model.mtp for m in layer.mixers if not isinstance(m, Attention)]
+        others = [m for layer in model.mtp for m in layer.mixers if not keeps_pages(m)]
         if others:
             raise ValueError(
                 f"SpeculationConfig: method 'mtp' needs a head of attention layers, got one with "

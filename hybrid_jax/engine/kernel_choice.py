@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import PALLAS, XLA, Attention, Backend, EngineConfig, ModelConfig, MoE
-from hybrid_jax.engine.attend import page_layout
-from hybrid_jax.engine.mixers.table import LAYER_STEPS
+from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig, MoE
+from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
@@ -22,7 +21,6 @@ from hybrid_jax.sizing.room import backend_on, why_no_kernels
 from pallas_kernels import jax_triton
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
-from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
@@ -114,17 +112,15 @@ def why_unsupported(
     """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
     reasons = [why_no_kernels(device, engine)]
     reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
-    for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
-        reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
-    for block, _ in config.blocks:
-        if isinstance(block, MoE):
-            reasons.append(experts_unsupported(block.num_experts))
-    for spec in config.recurrent:
+    for spec in (*config.paged, *config.recurrent):
         kind = LAYER_STEPS[PALLAS.layers].get(type(spec))
         if kind is None:
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
             reasons.append(kind.why_unsupported(spec, geometry, engine))
+    for block, _ in config.blocks:
+        if isinstance(block, MoE):
+            reasons.append(experts_unsupported(block.num_experts))
     return _first(reasons)
 
 
@@ -165,8 +161,7 @@ class Trials:
 
     def of_scan(self, group: StateGroup, geometry: Geometry) -> str | None:
         """Tries the kernels that scan prompts through layers of one group."""
-        spec = group.layout.spec
-        kind = LAYER_STEPS[PALLAS.layers][type(spec)]
+        spec, kind = group.layout.spec, group_steps(group, PALLAS)
         return kind.triton_unsupported(spec, geometry) or self._tried(
             f"scan {group} {geometry}", lambda: kind.try_triton(group, geometry)
         )

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, source_of
+from hybrid_jax.config import source_of
 from hybrid_jax.engine import frames, kept, rings
-from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.mixers.mixer import (
     ChunkPlan,
     ChunkRows,
@@ -25,7 +24,7 @@ from hybrid_jax.engine.mixers.mixer import (
     WindowPlan,
     WindowRows,
 )
-from hybrid_jax.engine.mixers.table import steps_of
+from hybrid_jax.engine.mixers.table import group_steps, steps_of
 from hybrid_jax.geometry import KVPlace, StatePlace
 from hybrid_jax.layers.cut import MixerInput, own_input, with_own
 from hybrid_jax.models import decoder
@@ -86,13 +85,13 @@ def prepare(params: dict, model: Model) -> tuple[Any, ...]:
                     mixers = decoder.layer_params(stack.params, index, stack.config)["mixers"]
                     weights[place.group].append(mixers[number])
     pairs = zip(model.geometry.groups, weights, strict=True)
-    return tuple(steps_of(group.layout.spec, model).prepare(own) for group, own in pairs)
+    return tuple(group_steps(group, model.backend).prepare(own) for group, own in pairs)
 
 
 def fold_rows(state: State, rows: FoldRows, shared: tuple[Any, ...], model: Model) -> State:
     """Folds the full rings of some rows into checkpoints."""
     for number, group in enumerate(model.geometry.groups):
-        steps = steps_of(group.layout.spec, model)
+        steps = group_steps(group, model.backend)
         state = steps.fold(state, number, rows, shared[number], model)
     return state
 
@@ -142,7 +141,7 @@ def end_aligned(state: State, ends: jax.Array, model: Model) -> State:
 
 def _commit_groups(state: State, rows: CommitRows, model: Model) -> State:
     for number, group in enumerate(model.geometry.groups):
-        state = steps_of(group.layout.spec, model).commit(state, number, rows, model)
+        state = group_steps(group, model.backend).commit(state, number, rows, model)
     return state
 
 
@@ -184,7 +183,7 @@ def load_columns(
     rows = LoadRows(needed, frames.slot_frames(state, slot), checkpoint > 0)
     read: list[jax.Array] = []
     for number, group in enumerate(model.geometry.groups):
-        steps = steps_of(group.layout.spec, model)
+        steps = group_steps(group, model.backend)
         state, parts = steps.load(state, number, rows, model)
         read += parts
     return state, read
@@ -230,8 +229,8 @@ class WindowWalk:
             rows, valid, own, rows.checkpoint > 0, shared, commits, aligned, model
         )
         self.state, self.model = state, model
-        # For each group, what is to be written to its rings, by layer.
-        self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
+        # What is to be written to the rings of each layer, by its place.
+        self.written: dict[KVPlace | StatePlace, dict[str, Entry]] = {}
         self.beside = frames.Beside()
         # What the last mixer has made that reads what is written in the end.
         self.mixed: jax.Array | None = None
@@ -240,42 +239,32 @@ class WindowWalk:
         self, weights: dict, given: MixerInput, spec: decoder.Mixer, where: tuple[int, int]
     ) -> jax.Array:
         """See `decoder.Mix`."""
-        rows, place, normed = self.plan.rows, self.model.places[where], own_input(given)
+        place, normed = self.model.places[where], own_input(given)
         assert normed is not None, "every mixer of a window reads"
         given = with_own(given, self.beside.apart(normed))
-        if isinstance(place, KVPlace):
-            assert isinstance(spec, Attention), "a place of keys and values is an attention layer's"
-            table = self.beside.tie(rows.table, normed, self.state)
-            span = (rows.base, rows.begin, rows.end, place)
-            out, arena = attend_pages(
-                *(weights, given, self.state.arena, table, *span),
-                *(spec, self.model, rows.ancestors),
-            )
-            self.state = self.state.replace(arena=arena)
-            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used.
-            if self.plan.aligned:
-                self.mixed = out
-            return out
-        steps = steps_of(spec, self.model)
+        table = self.beside.tie(self.plan.rows.table, normed, self.state)
+        plan, steps = self.plan.with_table(table), steps_of(spec, self.model)
         if source_of(spec) == "group":
-            entries = self.written[place.group][place.layer]
-            reread = weights, given, self.state, place, self.plan, entries, spec
-            out, self.state = steps.reread(*reread)
-            self.beside.note(normed, out)
-            self.mixed = out
-            return out
-        out, self.state, entries = steps.window(weights, given, self.state, place, self.plan)
-        self.written[place.group][place.layer] = entries
-        self.beside.note(normed, out)
-        self.mixed = out
-        return out
+            entries = self.written[place]
+            made = steps.reread(weights, given, self.state, place, plan, entries, spec)
+        else:
+            made = steps.window(weights, given, self.state, place, plan, spec)
+            self.written[place] = made.entries
+        self.state = made.state
+        if made.awaited:
+            self.beside.note(normed, made.out)
+            self.mixed = made.out
+        return made.out
 
     def finish(self, h: jax.Array) -> State:
         """The state with all rings written; h [B, T, D] is what the model's layers have made."""
         made = _made(h, self.mixed, self.model)
-        for group, layers in enumerate(self.written):
-            if any(layers.values()):
-                self.state = rings.write_window(self.state, made, group, layers, self.plan)
+        groups: dict[int, dict[int, dict[str, Entry]]] = {}
+        for place, entries in self.written.items():
+            if entries and isinstance(place, StatePlace):
+                groups.setdefault(place.group, {})[place.layer] = entries
+        for group, layers in sorted(groups.items()):
+            self.state = rings.write_window(self.state, made, group, layers, self.plan)
         return self.state
 
 
@@ -309,11 +298,10 @@ class ChunkWalk:
     """A walk of a chunk of each row's prompt, from checkpoint and pages."""
 
     def __init__(self, state: State, rows: ChunkRows, *, model: Model) -> None:
-        self.end = rows.start + rows.length
         self.valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
         self.state, self.model, self.plan = state, model, ChunkPlan(rows, model)
         self.tails: dict[int, Tail] = {}  # by group
-        self.streams: dict[StatePlace, Any] = {}  # what further layers of a group read
+        self.streams: dict[KVPlace | StatePlace, Any] = {}  # what further layers of a group read
         self.beside = frames.Beside()
         self.mixed: jax.Array | None = None  # what the last mixer has made
         self.writes_of = jnp.zeros(())  # stands for the input of layers that only write
@@ -325,35 +313,26 @@ class ChunkWalk:
         rows, model = self.plan
         place, normed = model.places[where], own_input(given)
         if normed is None:
+            if source_of(spec) == "group":
+                return self.writes_of
             # Layers that only write have one input, and none depends on another: they are like mixers side by side.
             normed = self.writes_of
         else:
             given = with_own(given, self.beside.apart(normed))
-        if isinstance(place, KVPlace):
-            assert isinstance(spec, Attention), "a place of keys and values is an attention layer's"
-            if source_of(spec) == "group" and own_input(given) is None:
-                return self.writes_of
-            span = (rows.start, rows.start, self.end, place)
-            table = self.beside.tie(rows.table, normed, self.state)
-            out, arena = attend_pages(weights, given, self.state.arena, table, *span, spec, model)
-            self.state = self.state.replace(arena=arena)
-            self.beside.note(normed, out)
-            self.mixed = out
-            return out
+        plan = self.plan.with_table(self.beside.tie(rows.table, normed, self.state))
         steps = steps_of(spec, model)
         if source_of(spec) == "group":
-            if own_input(given) is None:
-                return self.writes_of
-            out = steps.rescan(weights, given, self.streams[place], self.plan, spec)
+            stream = self.streams[place]
+            self.mixed = out = steps.rescan(weights, given, self.state, place, plan, stream, spec)
             self.beside.note(normed, out)
-            self.mixed = out
             return out
-        made = steps.chunk(weights, given, self.state, place, self.plan)
-        out, self.state, tail, self.streams[place] = made
-        self.mixed = out
+        made = steps.chunk(weights, given, self.state, place, plan, spec)
+        out, tail = made.out, made.tail
+        self.mixed, self.state, self.streams[place] = out, made.state, made.stream
         if tail is None:
-            self.beside.note(normed)
+            self.beside.note(normed, *((out,) if made.awaited else ()))
             return out
+        assert isinstance(place, StatePlace), "only a state has a tail"
         group = place.of(model.geometry)
         joined = rings.join(self.tails.get(place.group), tail, place.layer, group.num_layers)
         self.tails[place.group] = joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import Attention
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, Parts, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, PageEntry, Parts, StepSize, Weight, Weights
 from hybrid_jax.products.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
 
 # Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
@@ -40,14 +40,12 @@ class AttentionKind(Kind):
             return Parts(first | kv | last, {})
         return Parts(first | last, kv if spec.source == "cut" else {})
 
-    def token_elements(self, spec: Attention) -> int:
-        return 2 * _sizes(spec)[1]
+    def entry(self, spec: Attention) -> PageEntry:
+        size = 2 * _sizes(spec)[1]
+        return PageEntry(elements=size, scaled=spec.head_dim, window=spec.sliding_window)
 
     def key_flops(self, spec: Attention) -> int:
         return 4 * _sizes(spec)[0]
-
-    def keys_seen(self, spec: Attention) -> int | None:
-        return spec.sliding_window
 
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
         q, _ = _sizes(spec)

@@ -141,6 +141,21 @@ class StateLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageEntry:
+    """What one mixer keeps of every token, in pages.
+
+    Attributes:
+        elements: of the dtype of the pages: keys and values of all heads, or one latent vector that stands for both.
+        scaled: consecutive elements that share a float32 scale where pages are FP8, such as those of a head.
+        window: how many tokens a query sees at most, with itself; None for all.
+    """
+
+    elements: int
+    scaled: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepSize:
     """The sizes of a step made of kernels that decide its temporaries.
 
@@ -194,17 +209,18 @@ class Kind:
         """FLOPs of one token that a mixer after a cut only writes, beside those of its columns of the projection."""
         return 0
 
+    def entry(self, spec: Any) -> PageEntry | None:
+        """What a mixer keeps of every token, in pages; None if it has none."""
+        return None
+
     def token_elements(self, spec: Any) -> int:
-        """Elements that a page holds of each token: its K and V."""
-        return 0
+        """Elements that a page holds of each token."""
+        entry = self.entry(spec)
+        return 0 if entry is None else entry.elements
 
     def key_flops(self, spec: Any) -> int:
         """FLOPs of one token for every key that it sees."""
         return 0
-
-    def keys_seen(self, spec: Any) -> int | None:
-        """How many keys a token sees at most; None for all."""
-        return None
 
     def with_one_expert(self, spec: Any) -> Any:
         """The block without all experts but one; the same block if it has none."""

@@ -17,7 +17,7 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.kinds.attention import AttentionKind
 from hybrid_jax.kinds.gated_delta import GatedDeltaKind
-from hybrid_jax.kinds.kind import Kind, RecurrentKind, Weight, Weights, map_weights
+from hybrid_jax.kinds.kind import Kind, PageEntry, RecurrentKind, Weight, Weights, map_weights
 from hybrid_jax.kinds.mamba1 import Mamba1Kind
 from hybrid_jax.kinds.mamba2 import Mamba2Kind
 from hybrid_jax.kinds.mlp import MLPKind, MoEKind
@@ -37,6 +37,13 @@ KINDS: dict[type, Kind] = {
 def kind_of(spec: object) -> Kind:
     """The kind of a block."""
     return KINDS[type(spec)]
+
+
+def entry_of(spec: object) -> PageEntry:
+    """What a mixer that keeps pages has in them of every token."""
+    entry = KINDS[type(spec)].entry(spec)
+    assert entry is not None, f"{spec} keeps pages"
+    return entry
 
 
 def recurrent_kind(spec: object) -> RecurrentKind:

@@ -35,6 +35,7 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     ShortConv,
+    keeps_pages,
     source_of,
 )
 from hybrid_jax.kinds.table import kind_of, written_columns
@@ -401,7 +402,7 @@ def whole_sequences(
 
     def mix(weights: dict, given: MixerInput, spec: Mixer, where: tuple[int, int]) -> jax.Array:
         kind, span = type(spec), (positions, lengths, spec)
-        kept = {"kv_dtype": kv_dtype} if kind is Attention else {}
+        kept = {"kv_dtype": kv_dtype} if keeps_pages(spec) else {}
         if source_of(spec) == "own" or kind not in WRITES:
             return MIXERS[kind](weights, given, *span, **kept)
         if source_of(spec) == "cut":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.append_kv.entries import append_entries
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
-from pallas_kernels.frame_io import repeat
 from pallas_kernels.operands import whole
 from pallas_kernels.paged_attention.layout import pack
 from pallas_kernels.rmsnorm.xla import rms_norm
@@ -64,49 +64,12 @@ def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
         head_dim=layout.head_dim,
     )
     words, scales = pack(jnp.stack([k, v.astype(k.dtype)], axis=2), layout.dtype)
+    table = arrays.table[:, options.page_frame]
+    span = {"base": arrays.base, "begin": arrays.begin, "end": arrays.end}
+    span["page_tokens"] = layout.page_tokens
     records = words.reshape(*qkv.shape[:2], layout.token_words)
-    arena = _updated(arrays, records, options, layout.offset)
+    arena = append_entries(arrays.arena, records, table, offset=layout.offset, **span)
     if scales is not None:
         records = scales.reshape(*qkv.shape[:2], layout.scale_words)
-        arena = _updated(arrays._replace(arena=arena), records, options, layout.scale_offset)
+        arena = append_entries(arena, records, table, offset=layout.scale_offset, **span)
     return q.astype(dtype), arena
-
-
-def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions, offset: int):
-    """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end), from a word of a frame on.
-
-    One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io`.
-    """
-    _, arena, table, base, begin, end, *_ = arrays
-    table = table[:, options.page_frame]
-    page_tokens, (rows, tokens, width) = options.layout.page_tokens, values.shape
-    if tokens == 1:
-        live = (base >= begin) & (base < end)
-
-        def put(row: jax.Array, arena: jax.Array):
-            page, place = base[row] // page_tokens, base[row] % page_tokens
-            frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-            if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
-                line = jax.lax.slice_in_dim(values, row, row + 1)
-            else:
-                line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))
-            return jax.lax.dynamic_update_slice(arena, line[0], (frame, offset + place * width))
-
-        return repeat(rows, put, arena)
-
-    segments = -(-tokens // page_tokens) + 1
-    padded = jnp.pad(values, ((0, 0), (page_tokens, page_tokens), (0, 0)))
-
-    def merge(i: jax.Array, arena: jax.Array):
-        row, segment = i // segments, i % segments
-        page = base[row] // page_tokens + segment
-        position = page * page_tokens + jnp.arange(page_tokens)
-        live = (position >= begin[row]) & (position < end[row])
-        frame = jnp.where(live.any(), table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-        shift = page * page_tokens - base[row] + page_tokens
-        new = jax.lax.dynamic_slice(padded, (row, shift, 0), (1, page_tokens, width))[0]
-        old = jax.lax.dynamic_slice(arena, (frame, offset), (1, page_tokens * width))
-        merged = jnp.where(live[:, None], new, old.reshape(page_tokens, width))
-        return jax.lax.dynamic_update_slice(arena, merged.reshape(1, -1), (frame, offset))
-
-    return jax.lax.fori_loop(0, rows * segments, merge, arena)

@@ -30,9 +30,17 @@ else:
 # rest.
 LEFT_TO_ALL = (*("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta"),)
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if EVERYTHING or name not in LEFT_TO_ALL)
-DRAWN = ("mamba2", "qwen3_next", "jamba", "windowed", "with_unknown_kind", "with_cut")
+DRAWN = (
+    "mamba2",
+    "qwen3_next",
+    "jamba",
+    "windowed",
+    "with_unknown_kind",
+    "with_cut",
+    "with_latent",
+)
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
-FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind")
+FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind", "with_latent")
 if EVERYTHING:
     FORCED_NAMES += ("llama", "parallel", "with_two_shapes")
 FLOAT32 = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64)

@@ -13,8 +13,9 @@ import pytest
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.engine import FP8
-from hybrid_jax.engine import attend, frames, rings, walk
-from hybrid_jax.engine.mixers import carry, columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine import frames, rings, walk
+from hybrid_jax.engine.mixers import attention, carry, columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.mixers.attention import AttentionSteps
 from hybrid_jax.engine.mixers.columns import WithColumns
 from hybrid_jax.engine.mixers.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.steps import decode, prefill, verify
@@ -273,14 +274,14 @@ def columns_off_by_one_in_chunks():
 
 def keys_after_a_cut_are_not_rotated():
     """Those of prompts; released code did so once."""
-    append = attend.append_kv
+    append = attention.append_kv
 
     def changed(arrays, *, options, **rest):
         if options.num_heads == 0:
             arrays = arrays._replace(cos=None, sin=None)
         return append(arrays, options=options, **rest)
 
-    return mock.patch.object(attend, "append_kv", changed)
+    return mock.patch.object(attention, "append_kv", changed)
 
 
 def own_input_is_written():
@@ -296,16 +297,12 @@ def own_input_is_written():
 
 
 def page_of_another_group():
-    attend_pages = walk.attend_pages
+    reread = AttentionSteps.reread
 
-    def changed(weights, given, arena, table, base, begin, end, place, spec, model, *rest):
-        if spec.source == "group":
-            place = model.geometry.kv[0]
-        return attend_pages(
-            *(weights, given, arena, table, base, begin, end, place, spec, model), *rest
-        )
+    def changed(self, weights, given, state, place, plan, *rest):
+        return reread(self, weights, given, state, plan.model.geometry.kv[0], plan, *rest)
 
-    return mock.patch.object(walk, "attend_pages", changed)
+    return mock.patch.object(AttentionSteps, "reread", changed)
 
 
 def record_of_the_last_token_one_too_far():

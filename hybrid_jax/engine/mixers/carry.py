@@ -28,6 +28,7 @@ from hybrid_jax.engine.mixers.mixer import (
     FoldRows,
     Spec,
     Tail,
+    Windowed,
     WindowPlan,
 )
 from hybrid_jax.engine.rings import put_row, ring_bits, slice_tokens
@@ -66,7 +67,7 @@ class CarryRecurrence(Convolved[Spec], Protocol[Spec]):
 
 
 class Carry(WithColumns[Spec]):
-    """`LayerSteps` for a recurrence that XLA runs."""
+    """`StateSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: CarryRecurrence[Spec]) -> None:
         self.recurrence = recurrence
@@ -75,8 +76,14 @@ class Carry(WithColumns[Spec]):
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict[str, Entry]]:
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: Spec,
+    ) -> Windowed:
         rows, (num_rows, width) = plan.rows, h.shape[:2]
         group, ring = at.of(plan.model.geometry), state.rings[at.group]
         conv = ring["conv"][at.layer][:num_rows] if group.layout.columns else None
@@ -94,12 +101,12 @@ class Carry(WithColumns[Spec]):
         last = rows.end if plan.aligned else rows.base + width
         first = last - new_tokens
         kept = first[:, None] - rows.base[:, None] + 1 + jnp.arange(new_tokens)
-        advance = functools.partial(self.recurrence.advance, params, spec=group.layout.spec)
+        advance = functools.partial(self.recurrence.advance, params, spec=spec)
         if rows.ancestors is None:
             y, new = advance(convolved, rest, old, plan.valid, kept)
         else:
             y, new = _advance_tree(advance, (convolved, rest), old, plan.valid, rows.parents)
-        out = self.recurrence.output(params, y, rest, group.layout.spec)
+        out = self.recurrence.output(params, y, rest, spec)
         new = new.reshape(*new.shape[:2], -1)
         start = rows.end if plan.commits else first + 1
         live = plan.valid.any(1)
@@ -111,7 +118,7 @@ class Carry(WithColumns[Spec]):
         for name, entry in moved.items():
             values = entry.values + later.astype(entry.values.dtype)
             moved[name] = entry.replace(values=values)
-        return out, state.with_ring(at.group, state=written), moved
+        return Windowed(out, state.with_ring(at.group, state=written), moved)
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Copies the state after the last token of a path to where the row's length expects it, too."""
@@ -129,7 +136,13 @@ class Carry(WithColumns[Spec]):
         return state.with_ring(group, state=jax.lax.fori_loop(0, len(sources), put, ring))
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: Spec,
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
@@ -137,16 +150,14 @@ class Carry(WithColumns[Spec]):
         own = frames.layer_frames(rows.read, at.layer, group)
         old = frames.read_state(state.arena, own, exists, group, model)
         before = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
-        raw, rest = self.recurrence.project(params, h, group.layout.spec)
+        raw, rest = self.recurrence.project(params, h, spec)
         valid = jnp.arange(h.shape[1]) < rows.length[:, None]
         raw = jnp.where(valid[..., None], raw, 0)
         columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
         kept = jnp.stack([rows.state_len, rows.length], axis=1)
-        convolved = self.recurrence.convolve(params, columns, group.layout.spec)
-        y, new = self.recurrence.advance(
-            params, convolved, rest, old, valid, kept, group.layout.spec
-        )
-        out = self.recurrence.output(params, y, rest, group.layout.spec)
+        convolved = self.recurrence.convolve(params, columns, spec)
+        y, new = self.recurrence.advance(params, convolved, rest, old, valid, kept, spec)
+        out = self.recurrence.output(params, y, rest, spec)
         last = new[:, 1:].reshape(new.shape[0], 1, -1)
         start = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
         rings = {"state": Entry(last, start)}

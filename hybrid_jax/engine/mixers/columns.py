@@ -14,9 +14,9 @@ from hybrid_jax.engine.mixers.mixer import (
     CommitRows,
     Entry,
     FoldRows,
-    LayerSteps,
     LoadRows,
     Spec,
+    StateSteps,
     WindowPlan,
 )
 from hybrid_jax.engine.rings import put_row, ring_bits
@@ -131,7 +131,7 @@ def read_columns(state: State, group: int, rows: LoadRows, model: Model) -> jax.
     )
 
 
-class WithColumns(LayerSteps[Spec]):
+class WithColumns(StateSteps[Spec]):
     """What all kinds do with the columns in their rings."""
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import read_columns
-from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows, LayerSteps, LoadRows, Spec
+from hybrid_jax.engine.mixers.mixer import CommitRows, FoldRows, LoadRows, Spec, StateSteps
 from hybrid_jax.state import Model, State
 from pallas_kernels.checkpoint import Columns, store_columns
 
 
-class WithPallasColumns(LayerSteps[Spec]):
+class WithPallasColumns(StateSteps[Spec]):
     """What all kinds do with the columns in their rings."""
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:

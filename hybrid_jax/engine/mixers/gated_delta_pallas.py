@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, GatedDelta
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, Windowed, WindowPlan
 from hybrid_jax.engine.mixers.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
@@ -32,17 +32,22 @@ from pallas_kernels.ssd_window.kernel import why_unsupported as fold_unsupported
 
 
 class GatedDeltaPallas(ReplayPallas[GatedDelta]):
-    """See `LayerSteps`."""
+    """See `StateSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:
         """Decay rates float32[L, M]."""
         return jnp.stack([gated_delta.decay_rates(weights) for weights in params])
 
     def window(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict]:
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: GatedDelta,
+    ) -> Windowed:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
-        spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
         gates, projected = projected_of(params, h, out="parts")
         first = jnp.maximum(rows.begin - rows.base, 0)
@@ -75,16 +80,21 @@ class GatedDeltaPallas(ReplayPallas[GatedDelta]):
         )
         state = state.with_ring(at.group, conv=conv, uk=uk, dt=dt)
         assert gates is not None, "every mixer of a window reads"
-        return _output(params, y, gates, spec), state, {}
+        return Windowed(_output(params, y, gates, spec), state)
 
     def chunk(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: GatedDelta,
     ) -> Chunked:
         # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
-        spec = group.layout.spec
         layout = within_cut(gated_delta.layout_of(spec), h)
         gates, projected = projected_of(params, h)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)

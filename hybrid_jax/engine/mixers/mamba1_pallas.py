@@ -11,7 +11,14 @@ from hybrid_jax.config import EngineConfig, Mamba1
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.carry import copies_of_path
 from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, CommitRows, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.mixer import (
+    Chunked,
+    ChunkPlan,
+    CommitRows,
+    FoldRows,
+    Windowed,
+    WindowPlan,
+)
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
@@ -36,14 +43,20 @@ from pallas_kernels.short_conv.kernel import window_unsupported
 
 
 class Mamba1Pallas(WithPallasColumns[Mamba1]):
-    """See `LayerSteps`. Rings and windows are as `carry.Carry` has them."""
+    """See `StateSteps`. Rings and windows are as `carry.Carry` has them."""
 
     def prepare(self, params: Sequence[dict]) -> None:
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict]:
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: Mamba1,
+    ) -> Windowed:
         rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         here = {
@@ -58,7 +71,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
             given, layer=at.layer, moves=plan.commits, gated=False, implementation="pallas"
         )
         arrays = SelectiveWindow(
-            *(x, *_inputs(params, x, group.layout.spec, "parts"), projected),
+            *(x, *_inputs(params, x, spec, "parts"), projected),
             *(
                 *_weights(params),
                 ring["state"],
@@ -79,7 +92,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
             implementation="pallas",
         )
         state = state.with_ring(at.group, conv=conv, state=carried)
-        return product(y, params["out_proj"], params.get("out_bias"), out="parts"), state, {}
+        return Windowed(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Copies the state after the last token of a path to where the row's length expects it, too."""
@@ -92,7 +105,13 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
         return state.with_ring(group, state=ring)
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: Mamba1,
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
@@ -102,7 +121,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
         x = short_conv(*given, gated=False, implementation="pallas")
         ring = state.rings[at.group]
         arrays = SelectiveChunk(
-            *(x, *_inputs(params, x, group.layout.spec, "whole"), projected, *_weights(params)),
+            *(x, *_inputs(params, x, spec, "whole"), projected, *_weights(params)),
             *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), ring["state"]),
             *(rows.row, (rows.start + rows.length) % ring["state"].shape[2]),
             *(rows.length, rows.state_len),

@@ -15,7 +15,7 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.mamba2_xla import rescan
-from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, Entry, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, Entry, FoldRows, Windowed, WindowPlan
 from hybrid_jax.engine.mixers.replay import Scanned
 from hybrid_jax.engine.mixers.replay_pallas import ReplayPallas, fold_records, projected_of
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
@@ -50,17 +50,22 @@ LARGEST_ERROR = 0.02
 
 
 class Mamba2Pallas(ReplayPallas[Mamba2]):
-    """See `LayerSteps`."""
+    """See `StateSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:
         """Decay rates float32[L, M]."""
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
     def window(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict]:
-        rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
-        spec = group.layout.spec
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: Mamba2,
+    ) -> Windowed:
+        rows, ring = plan.rows, state.rings[at.group]
         sizes = within_cut(mamba2.layout_of(spec), h)
         gates, projected = projected_of(params, h, out="parts")
         arrays = ConvWindow(
@@ -75,16 +80,21 @@ class Mamba2Pallas(ReplayPallas[Mamba2]):
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         y = _read(params, C, scores, state, at, plan)
         assert gates is not None, "every mixer of a window reads"
-        return _output(params, y, gates, spec), state, {}
+        return Windowed(_output(params, y, gates, spec), state)
 
     def chunk(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: Mamba2,
     ) -> Chunked:
         # The scan and the chunk's end take no columns of others.
         h = h.alone() if isinstance(h, CutInput) else h
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
-        spec = group.layout.spec
         sizes = within_cut(mamba2.layout_of(spec), h)
         gates, projected = projected_of(params, h)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
@@ -138,17 +148,24 @@ class Mamba2Pallas(ReplayPallas[Mamba2]):
         plan: WindowPlan,
         entries: dict[str, Entry],
         spec: Mamba2,
-    ) -> tuple[jax.Array, State]:
+    ) -> Windowed:
         z, C = mamba2.gates_and_readout(params, h, spec)
         C = jnp.where(plan.valid[..., None, None], C, 0).reshape(*C.shape[:2], -1)
         here = _here(plan)
         asked = WindowScores(C, state.rings[at.group]["xB"], here["starts"], here["num_valid"])
         sizes = mamba2.layout_of(spec)
         scores = ssd_window_scores(asked, layer=at.layer, records=sizes, implementation="pallas")
-        return _output(params, _read(params, C, scores, state, at, plan), z, spec), state
+        return Windowed(_output(params, _read(params, C, scores, state, at, plan), z, spec), state)
 
     def rescan(
-        self, params: dict, h: CutInput, stream: Scanned, plan: ChunkPlan, spec: Mamba2
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        stream: Scanned,
+        spec: Mamba2,
     ) -> jax.Array:
         return rescan(params, h, stream, plan.rows, spec, "pallas")
 

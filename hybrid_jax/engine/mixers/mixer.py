@@ -1,4 +1,4 @@
-"""What a step asks of a kind of recurrent layer, on either backend."""
+"""What a step asks of a kind of mixer, on either backend."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax.struct import PyTreeNode, field
 
-from hybrid_jax.config import EngineConfig, RecurrentMixer
-from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
+from hybrid_jax.config import EngineConfig, Mixer
+from hybrid_jax.geometry import Geometry, KVPlace, StateGroup, StatePlace
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.state import Model, State
 
-# A kind takes specs of its own class alone.
-Spec = TypeVar("Spec", bound=RecurrentMixer, contravariant=True)
+# A kind takes specs of its own class alone, and keeps pages or a state.
+Spec = TypeVar("Spec", bound=Mixer, contravariant=True)
+Place = TypeVar("Place", bound=KVPlace | StatePlace, contravariant=True)
 
 
 class WindowRows(NamedTuple):
@@ -55,8 +56,8 @@ class WindowPlan(NamedTuple):
         rows: the rows of the window.
         valid: bool[B, T] tokens that are new and real.
         frames: int32[B, F] frames of the rows' checkpoints. exists: bool[B], false if the state is zero.
-        shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.prepare`).
-        commits: all new tokens stay. Otherwise a call of `LayerSteps.commit` says how many tokens of each row stay.
+        shared: for each group, what its kind has made of the weights of all its layers (`StateSteps.prepare`).
+        commits: all new tokens stay. Otherwise a call of `StateSteps.commit` says how many tokens of each row stay.
         aligned: the window begins at the checkpoint and is as long as the ring, as in exact mode.
         model: what the step is specialised on.
     """
@@ -69,6 +70,10 @@ class WindowPlan(NamedTuple):
     commits: bool
     aligned: bool
     model: Model
+
+    def with_table(self, table: jax.Array) -> WindowPlan:
+        """The same with another page table."""
+        return self._replace(rows=self.rows._replace(table=table))
 
 
 class ChunkRows(NamedTuple):
@@ -97,6 +102,10 @@ class ChunkPlan(NamedTuple):
 
     rows: ChunkRows
     model: Model
+
+    def with_table(self, table: jax.Array) -> ChunkPlan:
+        """The same with another page table."""
+        return self._replace(rows=self.rows._replace(table=table))
 
 
 class CommitRows(NamedTuple):
@@ -196,6 +205,23 @@ class Tail(NamedTuple):
     state: jax.Array | None
 
 
+class Windowed(NamedTuple):
+    """What one layer makes of a window.
+
+    Attributes:
+        out: outputs [B, T, D], or parts of them.
+        state: the state.
+        entries: what is to be written to the layer's ring at the end of the step, by array; empty if the layer has
+            written its ring itself, or has none.
+        awaited: whether writes of later layers, and those at the end of the step, wait until `out` exists.
+    """
+
+    out: jax.Array
+    state: State
+    entries: dict[str, Entry] = {}  # noqa: RUF012  (nobody changes it)
+    awaited: bool = True
+
+
 class Chunked(NamedTuple):
     """What one layer makes of a chunk.
 
@@ -205,56 +231,89 @@ class Chunked(NamedTuple):
         state: the state.
         tail: what the layer has not written itself; None if it has written all.
         stream: what layers that share its state need to read it (`LayerSteps.rescan`); None if there are none.
+        awaited: whether writes of layers beside it wait until `out` exists: it is made of reads that come after the
+            layer's own writes.
     """
 
     out: jax.Array
     state: State
     tail: Tail | None = None
     stream: Any = None
+    awaited: bool = False
 
 
-class LayerSteps(Protocol[Spec]):
-    """What a kind does in steps on one backend. All methods that take arrays are pure functions."""
+class LayerSteps(Protocol[Spec, Place]):
+    """What a kind does in steps on one backend. All methods that take arrays are pure functions.
 
-    def prepare(self, params: Sequence[dict]) -> Any:
-        """Prepares what windows and folds need of the weights of a whole group, such as decay rates [L, ...]."""
+    A place says where the layer has what it keeps, or where the first layer of its group has it.
+    """
 
     def window(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict[str, Entry]]:
-        """One layer of a window.
-
-        Returns:
-            Its outputs [B, T, D], or parts of them; the state; and what is to be written to the layer's ring at the end
-            of the step, by array. This is empty if the layer has written its ring itself.
-        """
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: Place,
+        plan: WindowPlan,
+        spec: Spec,
+    ) -> Windowed:
+        """One layer of a window."""
 
     def reread(
         self,
         params: dict,
         h: CutInput,
         state: State,
-        at: StatePlace,
+        at: Place,
         plan: WindowPlan,
         entries: dict[str, Entry],
         spec: Spec,
-    ) -> tuple[jax.Array, State]:
-        """One layer of a window that reads the state of its group: outputs [B, T, D], and the state.
+    ) -> Windowed:
+        """One layer of a window that reads what its group shares.
 
         Args:
-            at, entries: place of the group's first layer, and what that layer has left to be written.
+            entries: what the group's first layer has left to be written.
         """
         raise AssertionError(f"{type(self).__name__} has no form after a cut")
 
+    def chunk(
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: Place,
+        plan: ChunkPlan,
+        spec: Spec,
+    ) -> Chunked:
+        """One layer of a chunk."""
+
     def rescan(
-        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: Spec
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: Place,
+        plan: ChunkPlan,
+        stream: Any,
+        spec: Spec,
     ) -> jax.Array:
-        """One layer of a chunk that reads the state of its group: outputs [R, T, D].
+        """One layer of a chunk that reads what its group shares: outputs [R, T, D], or parts of them.
 
         Args:
             stream: from what the group's first layer has made (`Chunked`).
         """
         raise AssertionError(f"{type(self).__name__} has no form after a cut")
+
+    def why_unsupported(self, spec: Spec, geometry: Geometry, engine: EngineConfig) -> str | None:
+        """Why this backend cannot run such layers, or None."""
+        return None
+
+
+class StateSteps(LayerSteps[Spec, StatePlace], Protocol[Spec]):
+    """What a kind with a state does besides, for all layers of a group at once."""
+
+    def prepare(self, params: Sequence[dict]) -> Any:
+        """Prepares what windows and folds need of the weights of a whole group, such as decay rates [L, ...]."""
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Lets some tokens of the last window stay, for all layers of a group."""
@@ -268,17 +327,8 @@ class LayerSteps(Protocol[Spec]):
             State, and arrays that exist only once the arena has been read.
         """
 
-    def chunk(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
-    ) -> Chunked:
-        """One layer of a chunk."""
-
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
         """Folds the rings of all layers of a group into checkpoints; `shared` is what `prepare` has made of them."""
-
-    def why_unsupported(self, spec: Spec, geometry: Geometry, engine: EngineConfig) -> str | None:
-        """Why this backend cannot run such layers, or None."""
-        return None
 
     def triton_unsupported(self, spec: Spec, geometry: Geometry) -> str | None:
         """Why no Triton kernel can scan prompts through such layers, or None."""

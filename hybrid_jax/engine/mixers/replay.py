@@ -27,6 +27,7 @@ from hybrid_jax.engine.mixers.mixer import (
     FoldRows,
     Spec,
     Tail,
+    Windowed,
     WindowPlan,
 )
 from hybrid_jax.engine.rings import put_row, ring_bits, slice_tokens
@@ -94,7 +95,7 @@ class ReplayRecurrence(Convolved[Spec], Protocol[Spec]):
     """
 
     def prepare(self, params: Sequence[dict]) -> Any:
-        """As in `LayerSteps`."""
+        """As in `StateSteps`."""
 
     def window(
         self, params: dict, convolved: Any, rest: Any, past: Past, spec: Spec
@@ -140,7 +141,7 @@ class ReplayRecurrence(Convolved[Spec], Protocol[Spec]):
 
 
 class Replay(WithColumns[Spec]):
-    """`LayerSteps` for a recurrence that XLA runs."""
+    """`StateSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: ReplayRecurrence[Spec]) -> None:
         self.recurrence = recurrence
@@ -149,8 +150,14 @@ class Replay(WithColumns[Spec]):
         return self.recurrence.prepare(params)
 
     def window(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict[str, Entry]]:
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: Spec,
+    ) -> Windowed:
         """Puts the new records into a copy of this layer's ring, and hands them back to be written later."""
         num_rows, _ = size_of(h)
         group = at.of(plan.model.geometry)
@@ -159,10 +166,8 @@ class Replay(WithColumns[Spec]):
         made = convolve_window(self.recurrence, params, h, conv, group, plan)
         convolved, rest, moved = made
         past = Past(state.arena, at, plan, old)
-        out, arena, entries = self.recurrence.window(
-            params, convolved, rest, past, group.layout.spec
-        )
-        return out, state.replace(arena=arena), entries | moved
+        out, arena, entries = self.recurrence.window(params, convolved, rest, past, spec)
+        return Windowed(out, state.replace(arena=arena), entries | moved)
 
     def reread(
         self,
@@ -173,14 +178,14 @@ class Replay(WithColumns[Spec]):
         plan: WindowPlan,
         entries: dict[str, Entry],
         spec: Spec,
-    ) -> tuple[jax.Array, State]:
+    ) -> Windowed:
         num_rows, _ = size_of(h)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         old.pop("conv", None)
         new = {name: entry.values for name, entry in entries.items() if name in old}
         past = Past(state.arena, at, plan, _merge(old, new, plan)[0])
         out, arena = self.recurrence.reread(params, h, past, plan.shared[at.group], spec)
-        return out, state.replace(arena=arena)
+        return Windowed(out, state.replace(arena=arena))
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Moves the records of a path together, too."""
@@ -208,7 +213,13 @@ class Replay(WithColumns[Spec]):
         return state.with_ring(group, **rings)
 
     def chunk(
-        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: Spec,
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
@@ -217,7 +228,7 @@ class Replay(WithColumns[Spec]):
         # Read per layer, because one read for all layers would be fused into places past the next write.
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         out, new, columns, records = self.recurrence.scan(
-            params, h, old, from_bits(history), rows, group.layout.spec
+            params, h, old, from_bits(history), rows, spec
         )
         count, grain = group.layout.columns, model.geometry.grain
         rings = {}
@@ -233,7 +244,14 @@ class Replay(WithColumns[Spec]):
         return Chunked(out, state, Tail(rings, last, new), stream)
 
     def rescan(
-        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: Spec
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        stream: Any,
+        spec: Spec,
     ) -> jax.Array:
         return self.recurrence.rescan(params, h, stream, plan.rows, spec)
 

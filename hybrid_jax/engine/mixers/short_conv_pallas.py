@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import EngineConfig, ShortConv
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, FoldRows, Windowed, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import product
 from hybrid_jax.state import Model, State
@@ -25,14 +25,20 @@ from pallas_kernels.short_conv.kernel import window_unsupported
 
 
 class ShortConvPallas(WithPallasColumns[ShortConv]):
-    """See `LayerSteps`."""
+    """See `StateSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> None:
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict]:
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: ShortConv,
+    ) -> Windowed:
         rows = plan.rows
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         arrays = ShortWindow(
@@ -45,10 +51,16 @@ class ShortConvPallas(WithPallasColumns[ShortConv]):
             arrays, layer=at.layer, moves=plan.commits, implementation="pallas"
         )
         out = product(y, params["out_proj"], params.get("out_bias"), out="parts")
-        return out, state.with_ring(at.group, conv=conv), {}
+        return Windowed(out, state.with_ring(at.group, conv=conv))
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: ShortConv,
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from hybrid_jax.config import ShortConv
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import Convolved, WithColumns, convolve_window, fold_layers
-from hybrid_jax.engine.mixers.mixer import Chunked, ChunkPlan, Entry, FoldRows, Tail, WindowPlan
+from hybrid_jax.engine.mixers.mixer import (
+    Chunked,
+    ChunkPlan,
+    Entry,
+    FoldRows,
+    Tail,
+    Windowed,
+    WindowPlan,
+)
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.layers import short_conv
@@ -18,7 +26,7 @@ from hybrid_jax.state import Model, State, from_bits
 
 
 class ShortConvSteps(WithColumns[ShortConv], Convolved[ShortConv]):
-    """`LayerSteps` of this kind."""
+    """`StateSteps` of this kind."""
 
     def project(self, params: dict, h: jax.Array, spec: ShortConv) -> tuple[jax.Array, jax.Array]:
         return short_conv.project(params, h, spec)
@@ -30,23 +38,35 @@ class ShortConvSteps(WithColumns[ShortConv], Convolved[ShortConv]):
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
-    ) -> tuple[jax.Array, State, dict[str, Entry]]:
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        spec: ShortConv,
+    ) -> Windowed:
         conv = state.rings[at.group]["conv"][at.layer][: h.shape[0]]
         y, C, moved = convolve_window(self, params, h, conv, at.of(plan.model.geometry), plan)
-        return short_conv.output(params, y, C), state, moved
+        return Windowed(short_conv.output(params, y, C), state, moved)
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: ChunkPlan,
+        spec: ShortConv,
     ) -> Chunked:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         before = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
-        raw, C = self.project(params, h, group.layout.spec)
+        raw, C = self.project(params, h, spec)
         valid = jnp.arange(h.shape[1]) < rows.length[:, None]
         raw = jnp.where(valid[..., None], raw, 0)
         columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
-        y = self.convolve(params, columns, group.layout.spec)
+        y = self.convolve(params, columns, spec)
         last, end = (
             ring_bits(slice_tokens(columns, count, group.layout.columns), model)
             for count in (rows.length, rows.state_len)

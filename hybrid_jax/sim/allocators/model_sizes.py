@@ -9,7 +9,7 @@ from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import Attention, EngineConfig
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, fit_geometry, ring_specs, token_words
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout
-from hybrid_jax.kinds.table import kind_of, recurrent_kind
+from hybrid_jax.kinds.table import entry_of, kind_of, recurrent_kind
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names
 
 PAGE_TOKENS = 16
@@ -154,7 +154,7 @@ def model_sizes(name: str) -> ModelSizes:
             f"got {len(attention)} and {len(recurrent)}"
         )
     (num_pages, page), (num_states, mixer) = attention[0], recurrent[0]
-    token, layout = 4 * token_words(page, DTYPE), recurrent_kind(mixer).layout(mixer)
+    token, layout = 4 * token_words(entry_of(page), DTYPE), recurrent_kind(mixer).layout(mixer)
     state = 4 * layout.state_words + 2 * layout.columns * layout.channels
     taken = num_pages * token, num_states * state
     if taken != (spec.costs.kv_bytes, spec.costs.checkpoint_bytes):
