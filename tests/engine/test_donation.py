@@ -37,9 +37,7 @@ from tests.engine.compiled_steps import (
     shape_of,
     struct,
 )
-from tests.kinds import gated
 
-gated.register()
 WRITES_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "dynamic-update-slice", "fusion"}
 
 pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
@@ -123,6 +121,10 @@ CASES = {
     "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
     "fork_other_kinds": ("DJCGSJD", "float32", "fork", 8, None),
     # Windows of these do not read the arena, so nothing else orders them after a fold.
+    "decode_latent": ("MLA", "bfloat16", "decode", 8, None),
+    "decode_latent_one_row": ("L", "fp8", "decode", 1, None),
+    "prefill_latent": ("LM", "fp8", "prefill", 4, 32),
+    "exact_latent": ("LML", "float32", "exact", 8, 32),
     "decode_carried": ("JJ", "float32", "decode", 8, None),
     "decode_columns": ("SS", "float32", "decode", 8, None),
     # The compiler knows the row of a batch of one, so it may read a ring twice, or before a loop.
@@ -186,6 +188,7 @@ VERIFY: dict[str, tuple] = {
     "tree": ("MAM", "float32", 8, Variant(), TREE),
     "tree_other_kinds": ("DJCGSJD", "float32", 8, Variant(), TREE),
     "tree_attention": ("AA", "bfloat16", 8, Variant(), TREE),
+    "tree_latent": ("LM", "float32", 8, Variant(), TREE),
     "verify_attention": ("AA", "float32", 8, Variant()),
     "verify_two_shapes": ("MNBAN", "float32", 8, Variant()),
     "verify_other_side_by_side": ("RTR", "float32", 8, Variant()),

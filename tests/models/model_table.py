@@ -15,6 +15,7 @@ from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.mixers.table import LAYER_STEPS
 from hybrid_jax.inspection.report import ModelReport, inspect_model
+from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.hf_config import HARMLESS, REFUSED
@@ -138,7 +139,7 @@ def page() -> str:
     """The whole page."""
     text = HEAD + KINDS_HEAD
     for spec, kind in KINDS.items():
-        if spec in LAYER_STEPS["xla"] and spec.__module__.startswith("hybrid_jax."):
+        if isinstance(kind, RecurrentKind) and spec.__module__.startswith("hybrid_jax."):
             gpu = "Pallas kernels" if spec in LAYER_STEPS["pallas"] else "what XLA compiles"
             text += f"| {kind.name} | {_kept(spec)} | what XLA compiles | {gpu} |\n"
     text += FAMILIES_HEAD

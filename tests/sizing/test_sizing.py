@@ -50,6 +50,10 @@ from hybrid_jax.sizing.room import find_room
 from hybrid_jax.state import make_state, state_specs
 from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
+from tests.kinds import latent
+from tests.kinds.latent import Latent
+
+latent.register()
 
 
 def model(pattern: str, **settings) -> ModelConfig:
@@ -205,6 +209,7 @@ WIDE = {
     "delta": LayerSpec(
         mixers=(GatedDelta(num_key_heads=8, num_value_heads=16, key_dim=64, value_dim=64),)
     ),
+    "latent": LayerSpec(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
 }
 
 
@@ -241,6 +246,7 @@ WIDE = {
             ["short"],
             {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))},
         ),
+        (["latent", "mamba"], {"max_rows": 64, "exact": True}),
     ],
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
