@@ -22,6 +22,7 @@ def run(
     unsupported: str | None = None,
     no_triton: str | None = None,
     differentiable: bool = False,
+    launch: dict[str, Any] | None = None,
     **static: Any,
 ):
     """Calls the named implementation, or for None the one for the platform the program is lowered for.
@@ -35,6 +36,7 @@ def run(
         no_triton: the same of "triton".
         differentiable: "pallas" brings a derivative of its own; otherwise it has none, and None takes that of the
             form for other platforms.
+        launch: what only "pallas" is told besides.
 
     Raises:
         ValueError: no implementation has that name.
@@ -45,13 +47,15 @@ def run(
         plain = functools.partial(available.get("xla", available["reference"]), **static)
         if unsupported is not None or "pallas" not in available:
             return plain(arrays)
-        pallas = functools.partial(available["pallas"], **static)
+        pallas = functools.partial(available["pallas"], **static, **(launch or {}))
         either = functools.partial(jax.lax.platform_dependent, cuda=pallas, default=plain)
         return (either if differentiable else _differentiated_as(either, plain))(arrays)
     if not isinstance(implementation, str) or implementation not in available:
         raise ValueError(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
         )
+    if implementation == "pallas":
+        static |= launch or {}
     named = functools.partial(available[implementation], **static)
     if implementation not in ("pallas", "triton"):
         return named(arrays)

@@ -18,9 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.plan import cdiv as cdiv
+from pallas_kernels.plan import power_of_two as power_of_two
 
 Ref: TypeAlias = Any  # what a kernel gets in place of an array: a pointer with a shape and a dtype
-NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
 # Rows and inner elements of a product on tensor cores, at least: with fewer it compiles, and gives wrong numbers.
 LEAST_PRODUCT = 16
 # Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
@@ -106,11 +107,6 @@ def store(
     pltriton.store(ref.at[index], value.astype(ref.dtype), mask=mask)
 
 
-def power_of_two(size: int) -> int:
-    """The least power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
-
-
 def iota(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
     """0 .. power_of_two(size) - 1 along one axis of `rank`."""
     shape = tuple(power_of_two(size) if i == axis else 1 for i in range(rank))
@@ -123,8 +119,3 @@ def dot(a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     precision = HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
-
-
-def cdiv(a: jax.Array | int, b: int) -> jax.Array | int:
-    """a / b, rounded up; a is not negative."""
-    return (a + b - 1) // b

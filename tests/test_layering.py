@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -36,11 +37,16 @@ class Room:
     external: tuple[str, ...] = ()
 
 
+# Files of kernels' packages that the host reads, too.
+PLANS = [module for module in SOURCES if re.fullmatch(r"pallas_kernels\.\w+\.plan", module)]
 # The files beside the rooms, and kernels written in Triton.
 FILES = (
     Room("pallas_kernels.jax_triton", (), ("jax", "numpy", "jax_triton")),
     Room("pallas_kernels.ssd_scan.triton_kernel", (), ("triton",)),
     Room("pallas_kernels.token_sampling.triton_kernel", ("pallas_kernels",), ("jax", "triton")),
+    Room("pallas_kernels.lazily"),
+    Room("pallas_kernels.plan"),
+    *(Room(name, ("pallas_kernels.plan",)) for name in PLANS),
     Room("pallas_kernels", ("pallas_kernels",), ("jax", "numpy")),
     Room("geometry", ("config", "kinds")),
     Room("costs", ("config", "geometry", "kinds")),
@@ -267,6 +273,26 @@ def test_host_rooms_load_without_jax():
     host = [m for m in SOURCES if inside(short(m), HOST)]
     assert "hybrid_jax.cache" in host
     assert not loaded_after(f"import {', '.join(host)}") & {"jax", "jaxlib", "flax"}
+
+
+def test_plans_of_kernels_load_without_jax():
+    assert len(PLANS) >= 2
+    for plan in ("pallas_kernels.plan", *PLANS):
+        assert not loaded_after(f"import {plan}") & {"jax", "jaxlib", "numpy"}, plan
+
+
+@pytest.mark.parametrize("before", ["", "import pallas_kernels.ssd_scan.kernel"])
+def test_names_of_kernels_are_their_functions_whatever_was_loaded_first(before):
+    loaded_after(
+        f"{before}\nfrom pallas_kernels import causal_conv, fold, ssd_scan\n"
+        "from pallas_kernels.ssd_scan import reference\n"
+        "assert all(map(callable, (causal_conv, fold, ssd_scan))), ssd_scan"
+    )
+
+
+def test_a_name_that_kernels_do_not_have_is_an_error():
+    with pytest.raises(AttributeError, match="'pallas_kernels.row_product' has no attribute 'x'"):
+        importlib.import_module("pallas_kernels.row_product").x  # noqa: B018
 
 
 @pytest.mark.skipif("hybrid_jax.cli.main" not in SOURCES, reason="no command line yet")

@@ -1,6 +1,6 @@
-"""Static descriptions of models, caches and engines: frozen, hashable, standard library only.
+"""Static descriptions of models, caches and engines: frozen, hashable, without jax.
 
-May import: nothing of the package.
+May import: pallas_kernels.plan.
 """
 
 from hybrid_jax.config.backend import BACKENDS as BACKENDS

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pallas_kernels.plan import NUM_SMS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
@@ -20,6 +22,7 @@ class Backend:
         branches: a loop or a branch may follow a value that the step computes. On a GPU it would wait for the host.
         launches: a step is a series of launches. A slice of an array that another operation needs is one more, and so
             is a copy of what is written before all have read it.
+        num_sms: multiprocessors of the GPU that kernels should fill; the device's own once it is known.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Backend:
     sampling: Literal["xla", "pallas", "triton"]
     branches: bool
     launches: bool
+    num_sms: int = NUM_SMS
 
     @property
     def has_triton(self) -> bool:

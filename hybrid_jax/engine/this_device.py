@@ -34,9 +34,15 @@ def this_device(*, held: int) -> Device:
 
 def as_device(device: jax.Device) -> Device:
     """An accelerator as jax describes it."""
-    name, capability = (getattr(device, n, None) for n in ("device_kind", "compute_capability"))
-    capability = None if capability is None else str(capability)
-    return Device(platform=device.platform, name=name, capability=capability)
+    name, capability, count = (
+        getattr(device, told, None) for told in ("device_kind", "compute_capability", "core_count")
+    )
+    return Device(
+        platform=device.platform,
+        name=name,
+        capability=None if capability is None else str(capability),
+        num_sms=count,
+    )
 
 
 def first_device() -> jax.Device:

@@ -99,7 +99,9 @@ def model_facts(
     default_room = find_room(config, replace(engine, memory=None), device)
     default = default_room.sizes
     if device.is_host or not default_room.fits:
-        unbounded = Device(platform=device.platform, capability=device.capability)
+        unbounded = Device(
+            platform=device.platform, capability=device.capability, num_sms=device.num_sms
+        )
         default = find_room(config, replace(engine, memory=None), unbounded).sizes
     sizes = default if engine.memory is None and room.fits is False else room.sizes
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)

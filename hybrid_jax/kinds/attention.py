@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from hybrid_jax.config import Attention
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, PageEntry, Parts, StepSize, Weight, Weights
-from hybrid_jax.products.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
-
-# Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
-QUERIES_BY_READING = 64
+from pallas_kernels.paged_attention.plan import choose_config, make_plan
 
 
 class AttentionKind(Kind):
@@ -73,11 +70,15 @@ def _columns(spec: Attention) -> int:
 
 
 def _split_bytes(spec: Attention, step: StepSize) -> int:
-    """Bytes per token that the splits of the context leave to be joined (`paged_attention.kernel.make_plan`)."""
+    """Bytes per token that the splits of the context leave to be joined."""
     queries = step.tokens * spec.num_heads // spec.num_kv_heads
-    few = queries <= QUERIES_BY_READING
-    tile = 32 if step.item == 4 else QUERIES_BY_READING if few else 128
-    programs = step.rows * spec.num_kv_heads * -(-queries // tile)
-    most = NUM_SMS * (ATTENTION_PROGRAMS if few or step.item == 4 else 1)
-    splits = min(-(-step.keys // LEAST_SPLIT), most // programs)
-    return 0 if splits <= 1 else FLOAT32_BYTES * splits * spec.num_heads * (spec.head_dim + 2)
+    dtype = "float32" if step.item == FLOAT32_BYTES else "bfloat16"
+    splits = make_plan(
+        choose_config(dtype, spec.head_dim, queries),
+        (step.rows, step.tokens, spec.num_heads, spec.head_dim),
+        spec.num_kv_heads,
+        step.keys,
+        window=spec.sliding_window,
+        num_sms=step.num_sms,
+    ).splits
+    return 0 if splits == 1 else FLOAT32_BYTES * splits * spec.num_heads * (spec.head_dim + 2)

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from hybrid_jax.config import source_of
 from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.products.formats import FORMATS, Specs
-from hybrid_jax.products.parts import num_parts, row_parts
+from hybrid_jax.products.parts import num_parts
+from pallas_kernels.row_product import plan as row_product
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
 MATRICES: tuple[Draw, ...] = ("embedding", "matrix", "output")
@@ -162,6 +163,7 @@ class StepSize:
     Attributes:
         width: D of the residual stream. item: bytes of an activation.
         rows, tokens: rows, and new tokens of each row. keys: the most tokens that a row may have.
+        num_sms: multiprocessors of the GPU.
     """
 
     width: int
@@ -169,15 +171,16 @@ class StepSize:
     rows: int
     tokens: int
     keys: int
+    num_sms: int
 
     def product(self, columns: int, inner: int | None = None) -> int:
         """Bytes per token of a projection to `columns` columns, which may come in float32 parts: from D channels, or
         from `inner`."""
         total, inner = self.rows * self.tokens, inner or self.width
         if total == 1:
-            parts = row_parts(inner, columns)
+            parts = row_product.num_parts(inner, columns, self.num_sms)
         else:
-            parts = num_parts(total, inner, columns)
+            parts = num_parts(total, inner, columns, self.num_sms)
         return columns * (FLOAT32_BYTES * parts if parts > 1 else self.item)
 
 

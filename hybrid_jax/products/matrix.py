@@ -83,8 +83,10 @@ def product(
     """
     matrix = as_matrix(weight)
     own = _own_products(matrix.backend).get(matrix.format, {})
-    made = own.get(out) or own.get("whole") or matrix.operations.whole
-    return made(x, matrix.arrays, bias)
+    made = own.get(out) or own.get("whole")
+    if made is None:
+        return matrix.operations.whole(x, matrix.arrays, bias)
+    return made(x, matrix.arrays, bias, backend=matrix.backend)
 
 
 def product_transposed(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
@@ -107,7 +109,9 @@ def mixed(
     """The sum of what a token's experts make of it: `mix_experts` with matrices up [X, I, F] and down [X, F, I]."""
     up, down = as_matrix(up), as_matrix(down)
     arrays = ExpertArrays(x, ids, weights, up.values, down.values, up_bias, down_bias)
-    return mix_experts(arrays, kind=kind, implementation=up.backend.kernels)
+    return mix_experts(
+        arrays, kind=kind, num_sms=up.backend.num_sms, implementation=up.backend.kernels
+    )
 
 
 @functools.cache

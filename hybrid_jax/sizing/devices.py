@@ -31,6 +31,7 @@ class Device:
         total_bytes: all memory of a card, if that is known to be more.
         name: of the card, if it is known.
         capability: of a GPU: NVIDIA's compute capability, such as "9.0", or another maker's name. None if not known.
+        num_sms: multiprocessors of a GPU; None if not known.
         widens: its compiler makes float32 copies of bfloat16 weights in every step.
 
     Example:
@@ -43,6 +44,7 @@ class Device:
     total_bytes: int | None = None
     name: str | None = None
     capability: str | None = None
+    num_sms: int | None = None
     widens: bool = False
 
     @property
@@ -82,11 +84,12 @@ def host() -> Device:
 
 
 @functools.cache
-def cards() -> dict[str, tuple[int, str]]:
-    """The known cards: the memory that CUDA reports to a program, in bytes, and the compute capability."""
+def cards() -> dict[str, tuple[int, str, int]]:
+    """The known cards: the memory that CUDA reports to a program, in bytes, the compute capability, and how many
+    multiprocessors there are."""
     found = tomllib.loads(CARDS_FILE.read_text(encoding="utf-8"))
     return {
-        name: (card.get("bytes") or int(card["gib"] * 2**30), card["capability"])
+        name: (card.get("bytes") or int(card["gib"] * 2**30), card["capability"], card["sms"])
         for name, card in found.items()
     }
 
@@ -110,8 +113,8 @@ def card(name: str) -> Device:
             f"device must be cpu or one of the known cards, {known}; got {name!r}; for another GPU give "
             "device_memory='24GB', or what it has"
         )
-    total, capability = cards()[key]
-    return _gpu(total, GPU_SHARE, name=key, capability=capability)
+    total, capability, num_sms = cards()[key]
+    return _gpu(total, GPU_SHARE, name=key, capability=capability, num_sms=num_sms)
 
 
 def with_memory(device: Device | None, num_bytes: int) -> Device:

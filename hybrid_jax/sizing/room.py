@@ -106,7 +106,7 @@ def backend_on(device: Device, engine: EngineConfig) -> Backend:
         NotImplementedError: nothing serves on the device's platform, and `engine.kernels` does not ask for something.
     """
     if engine.kernels != "auto":
-        return BACKENDS[engine.kernels]
+        return _filling(device, BACKENDS[engine.kernels])
     if device.api not in XLA.platforms:
         known = ", ".join(PLATFORMS[name] for name in XLA.platforms)
         raise NotImplementedError(
@@ -114,7 +114,12 @@ def backend_on(device: Device, engine: EngineConfig) -> Backend:
             "CPU, and kernels='xla' tries what XLA compiles for the device, which is not tested"
         )
     runs = device.runs_kernels and why_no_kernels(device, engine) is None
-    return PALLAS if runs else XLA
+    return _filling(device, PALLAS if runs else XLA)
+
+
+def _filling(device: Device, backend: Backend) -> Backend:
+    """The backend, for as many multiprocessors as the device has, if that is known."""
+    return backend if device.num_sms is None else replace(backend, num_sms=device.num_sms)
 
 
 def why_no_kernels(device: Device | None, engine: EngineConfig) -> str | None:

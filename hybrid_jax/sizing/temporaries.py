@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hybrid_jax.config import (
     MAX_GRAIN,
+    PALLAS,
     Backend,
     EngineConfig,
     LayerSpec,
@@ -44,15 +46,22 @@ def temporary_bytes(
     """
     if backend.launches:
         window = engine.window_tokens
-        decode = kernel_step_bytes(model, engine, rows=engine.max_rows, tokens=window)
+        count = partial(kernel_step_bytes, model, engine, num_sms=backend.num_sms)
+        decode = count(rows=engine.max_rows, tokens=window)
         if engine.exact:
             return decode
-        chunk = kernel_step_bytes(model, engine, rows=1, tokens=engine.prefill_tokens)
-        return max(decode, chunk)
+        return max(decode, count(rows=1, tokens=engine.prefill_tokens))
     return _xla_bytes(model, engine, widens=widens)
 
 
-def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, tokens: int) -> int:
+def kernel_step_bytes(
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    rows: int,
+    tokens: int,
+    num_sms: int = PALLAS.num_sms,
+) -> int:
     """Bytes that the layers hold in a step made of kernels, with `rows` rows of `tokens` new tokens each.
 
     tests/aot compares it with XLA's count for an H200. The residual stream is held all the time. Of one block at a time
@@ -65,7 +74,10 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     def most(count: Callable[[Kind], Callable[[Any, StepSize], int]]) -> int:
         return max(
             count(kind_of(block))(
-                block, StepSize(width=width, item=item, rows=rows, tokens=tokens, keys=keys)
+                block,
+                StepSize(
+                    width=width, item=item, rows=rows, tokens=tokens, keys=keys, num_sms=num_sms
+                ),
             )
             for block, width in model.blocks
         )

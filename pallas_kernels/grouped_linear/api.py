@@ -13,6 +13,7 @@ from pallas_kernels.grouped_linear.reference import (
     mix_experts_reference,
 )
 from pallas_kernels.grouped_linear.xla import mix_experts_xla
+from pallas_kernels.plan import NUM_SMS
 
 IMPLEMENTATIONS = {
     "reference": mix_experts_reference,
@@ -23,7 +24,11 @@ MATRICES = {"gated_silu": 2, "relu2": 1}  # side by side in `ExpertArrays.up`
 
 
 def mix_experts(
-    arrays: ExpertArrays, *, kind: Activation, implementation: Implementation | None = None
+    arrays: ExpertArrays,
+    *,
+    kind: Activation,
+    num_sms: int = NUM_SMS,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """The sum of what a token's experts make of it, each times its weight.
 
@@ -32,6 +37,7 @@ def mix_experts(
 
     Args:
         kind: "gated_silu", silu(gate) * up; or "relu2", the square of relu.
+        num_sms: multiprocessors of the GPU.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -65,4 +71,12 @@ def mix_experts(
     if (arrays.up_bias is None) != (arrays.down_bias is None):
         raise ValueError(f"{where}: up_bias and down_bias must be given together, or neither")
     reason = why_unsupported(sizes.X)
-    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, kind=kind)
+    return run(
+        where,
+        implementation,
+        IMPLEMENTATIONS,
+        arrays,
+        unsupported=reason,
+        launch={"num_sms": num_sms},
+        kind=kind,
+    )

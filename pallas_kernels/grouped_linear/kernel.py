@@ -22,9 +22,9 @@ from jax.experimental import pallas as pl
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.grouped_linear.reference import Activation, ExpertArrays, activate, mixed
 from pallas_kernels.operands import widen
+from pallas_kernels.plan import NUM_SMS
 from pallas_kernels.triton import (
     NOWHERE,
-    NUM_SMS,
     Ref,
     call,
     cdiv,
@@ -36,7 +36,7 @@ from pallas_kernels.triton import (
 )
 
 MAX_EXPERTS = 1024  # every program looks at all of them to find its own
-MANY = 2 * NUM_SMS  # programs that keep every multiprocessor reading
+MANY = 2  # programs of a multiprocessor that keep it reading
 MOST_PARTS = 8  # of `expert_up`
 SORTED_AT_ONCE = 4096  # ids in a step of `expert_visits`
 
@@ -64,7 +64,13 @@ def why_unsupported(num_experts: int) -> str | None:
 
 
 def choose_config(
-    visits: int, num_experts: int, columns: int, dtype: jnp.dtype, *, matrices: int
+    visits: int,
+    num_experts: int,
+    columns: int,
+    dtype: jnp.dtype,
+    *,
+    matrices: int,
+    num_sms: int,
 ) -> Config:
     """The launch parameters of a product.
 
@@ -85,7 +91,7 @@ def choose_config(
         return Config(rows=rows, columns=256 // matrices, inner=64, num_warps=8)
     # Bound by reading weights: small tiles, so several programs share a multiprocessor.
     width, experts = 128, min(num_experts, visits)
-    while width > 32 * matrices and experts * cdiv(matrices * columns, width) < MANY:
+    while width > 32 * matrices and experts * cdiv(matrices * columns, width) < MANY * num_sms:
         width //= 2
     # The narrower, the longer: the same bytes are on their way.
     return Config(
@@ -121,6 +127,7 @@ def make_plan(
     inner: int,
     columns: int,
     *,
+    num_sms: int,
     most_parts: int = 1,
 ) -> Plan:
     """Cuts a product of visits with matrices [inner, columns], gate and up counted once."""
@@ -130,9 +137,9 @@ def make_plan(
     experts = min(num_experts, visits)
     tiles = visits if lone else experts + (visits - experts) // config.rows
     blocks, parts = cdiv(columns, config.columns), 1
-    while (
-        blocks * tiles * parts < MANY and parts < most_parts and inner >= 4 * parts * config.inner
-    ):
+    while blocks * tiles * parts < MANY * num_sms and parts < most_parts:
+        if inner < 4 * parts * config.inner:
+            break
         parts *= 2
     length = cdiv(cdiv(inner, parts), config.inner) * config.inner
     return Plan(
@@ -349,6 +356,7 @@ def mix_experts_pallas(
     arrays: ExpertArrays,
     *,
     kind: Activation,
+    num_sms: int = NUM_SMS,
     up_config: Config | None = None,
     down_config: Config | None = None,
 ):
@@ -357,10 +365,12 @@ def mix_experts_pallas(
     num_experts, inner, columns = up.shape
     size = down.shape[1]
     matrices = columns // size
-    choose = functools.partial(choose_config, ids.size, num_experts, dtype=x.dtype)
+    choose = functools.partial(choose_config, ids.size, num_experts, dtype=x.dtype, num_sms=num_sms)
     up_config = up_config or choose(size, matrices=matrices)
     down_config = down_config or choose(inner, matrices=1)
-    plan = functools.partial(make_plan, ids_shape=ids.shape, num_experts=num_experts)
+    plan = functools.partial(
+        make_plan, ids_shape=ids.shape, num_experts=num_experts, num_sms=num_sms
+    )
     first = plan(up_config, inner=inner, columns=size, most_parts=MOST_PARTS)
     last = plan(down_config, inner=size, columns=inner)
     flat = ids.reshape(-1)

@@ -14,6 +14,7 @@ from pallas_kernels.paged_attention.reference import (
     paged_attention_reference,
 )
 from pallas_kernels.paged_attention.xla import paged_attention_xla
+from pallas_kernels.plan import NUM_SMS
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
@@ -26,6 +27,7 @@ def paged_attention(
     arrays: AttentionArrays,
     *,
     options: AttentionOptions,
+    num_sms: int = NUM_SMS,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Causal attention of T consecutive tokens per row over the pages of their sequence.
@@ -33,6 +35,7 @@ def paged_attention(
     The new tokens' own K and V are in the pages already.
 
     Args:
+        num_sms: multiprocessors of the GPU.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -69,4 +72,12 @@ def paged_attention(
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_tree(where, arrays.ancestors)
     reason = why_unsupported(layout)
-    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, options=options)
+    return run(
+        where,
+        implementation,
+        IMPLEMENTATIONS,
+        arrays,
+        unsupported=reason,
+        launch={"num_sms": num_sms},
+        options=options,
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -22,96 +21,15 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.paged_attention.layout import FP8, PageLayout
+from pallas_kernels.paged_attention.plan import SMALLEST, Config, Plan, choose_config, make_plan
 from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, depths
-from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
+from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
-SMALLEST = 16  # sides of a product on tensor cores
 JOINED = 16  # splits that the second kernel holds at once
 LOG2_E = math.log2(math.e)
 MASKED = -1e30  # finite: the difference of two must be 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Launch parameters.
-
-    Attributes:
-        block_q: most queries (tokens times the query heads of a KV head) of a program.
-        block_k: keys of a tile.
-        num_warps, num_stages: of a program; stages of the loop's loads.
-        programs_per_sm: programs that a multiprocessor may get; up to that, the context is split.
-        min_split: tokens that a split has at least, so that joining stays small beside reading.
-    """
-
-    block_q: int
-    block_k: int
-    num_warps: int = 4
-    num_stages: int = 2
-    programs_per_sm: int = 8
-    min_split: int = 256
-
-
-def choose_config(layout: PageLayout, queries: int) -> Config:
-    """The launch parameters for T g queries per row and KV head.
-
-    Chosen from what compiling for an H200 reports at H = 128, with bfloat16 pages; no timing is behind them.
-    """
-    if layout.dtype == "float32":
-        # Without tensor cores. 64 registers; larger tiles, or loads ahead of their use, spill.
-        return Config(block_q=32, block_k=16, num_warps=8, num_stages=1)
-    if queries <= 64:
-        # Bound by reading. Table and pages are loaded one after the other, so 5 stages are two tiles ahead: 4 to 5
-        # programs on an SM (96 to 122 registers) keep 128 to 160 KB on the way, several times what hides latency.
-        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5)
-    if layout.head_dim > 128:
-        return Config(block_q=64, block_k=32, num_warps=8, num_stages=3, programs_per_sm=1)
-    # Bound by tensor cores and by shared memory, through which each tile goes twice, packed and apart: 128 queries
-    # share that. 170 registers, 88 KB.
-    return Config(block_q=128, block_k=64, num_warps=8, num_stages=3, programs_per_sm=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How one call is cut up; follows from shapes alone, never from lengths.
-
-    Attributes:
-        block_q, block_k: queries of a program, keys of a tile.
-        blocks: query blocks of a row and KV head.
-        splits: programs that share a block's context. split_tokens: context of each, whole tiles.
-    """
-
-    block_q: int
-    block_k: int
-    blocks: int
-    splits: int
-    split_tokens: int
-
-
-def make_plan(
-    config: Config, q_shape: tuple[int, ...], kv_heads: int, keys: int, window: int | None
-) -> Plan:
-    """Splits the context into as many parts as multiprocessors have room for, none shorter than `min_split`.
-
-    Splits lie at absolute positions, so which keys share one does not depend on the rows' lengths. Under a
-    window a block counts them from the first that it sees, and only as many as a window can touch exist.
-    """
-    rows, tokens, heads, _ = q_shape
-    queries = tokens * (heads // kv_heads)
-    block_q = min(config.block_q, max(power_of_two(queries), SMALLEST))
-    blocks = cdiv(queries, block_q)
-    wanted = max(NUM_SMS * config.programs_per_sm // (rows * kv_heads * blocks), 1)
-    seen = keys if window is None else min(keys, window + tokens)
-    split = max(cdiv(seen, wanted), config.min_split)
-    split = cdiv(split, config.block_k) * config.block_k
-    splits = cdiv(keys, split)
-    if window is not None:
-        splits = min(splits, cdiv(seen, split) + 1)
-    if wanted == 1 or splits == 1:
-        splits, split = 1, cdiv(keys, config.block_k) * config.block_k
-    return Plan(
-        block_q=block_q, block_k=config.block_k, blocks=blocks, splits=splits, split_tokens=split
-    )
 
 
 def why_unsupported(layout: PageLayout) -> str | None:
@@ -329,7 +247,11 @@ def _join_kernel(
 
 
 def paged_attention_pallas(
-    arrays: AttentionArrays, *, options: AttentionOptions, config: Config | None = None
+    arrays: AttentionArrays,
+    *,
+    options: AttentionOptions,
+    num_sms: int = NUM_SMS,
+    config: Config | None = None,
 ):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
     that read the same keys run at the same time."""
@@ -337,9 +259,12 @@ def paged_attention_pallas(
     rows, tokens, heads, _ = q.shape
     layout, pages = options.layout, table.shape[-1]
     if config is None:
-        config = choose_config(layout, tokens * heads // layout.num_kv_heads)
+        queries = tokens * heads // layout.num_kv_heads
+        config = choose_config(layout.dtype, layout.head_dim, queries)
     keys = pages * layout.page_tokens
-    plan = make_plan(config, q.shape, layout.num_kv_heads, keys, options.sliding_window)
+    plan = make_plan(
+        config, q.shape, layout.num_kv_heads, keys, window=options.sliding_window, num_sms=num_sms
+    )
     out = jax.ShapeDtypeStruct(q.shape, options.dtype)
     of_queries = jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32)
     parts = (jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32), of_queries, of_queries)

@@ -17,10 +17,11 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.operands import stored, widen
+from pallas_kernels.plan import NUM_SMS
 from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
-from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
+from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,13 @@ def config_of(records: RecordSizes, dtype: str | jnp.dtype) -> Config:
     return config if records.state_size <= BLOCK else replace(config, width=config.width // 2)
 
 
-def num_segments(rows: int, heads: int, tokens: int) -> int:
+def num_segments(rows: int, heads: int, tokens: int, num_sms: int) -> int:
     """Segments per row: as many as there are idle SMs for, none shorter than LEAST_SEGMENT.
 
     By operations, not by measurement: the first pass makes half of the products again, so that n segments take
     1.5 / n of the time of one where all their programs run at once, and nothing is gained where they do not.
     """
-    return max(1, min(NUM_SMS // (rows * heads), tokens // LEAST_SEGMENT))
+    return max(1, min(num_sms // (rows * heads), tokens // LEAST_SEGMENT))
 
 
 def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype) -> str | None:
@@ -350,6 +351,7 @@ def ssd_scan_frames_pallas(
     records: RecordSizes,
     first_frame: int = 0,
     apart: tuple[jax.Array, jax.Array] | None = None,
+    num_sms: int = NUM_SMS,
     config: Config | None = None,
     outputs: bool = True,
 ):
@@ -362,7 +364,7 @@ def ssd_scan_frames_pallas(
     rows, tokens, _ = x.shape
     heads = records.num_heads
     config = config_of(records, x.dtype) if config is None else config
-    segments = config.segments or num_segments(rows, heads, tokens)
+    segments = config.segments or num_segments(rows, heads, tokens, num_sms)
     segment = cdiv(cdiv(tokens, segments), config.chunk) * config.chunk
     segments = cdiv(tokens, segment)
     exists = exists.astype(jnp.int32)

@@ -90,7 +90,11 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
 
 
 def step_and_specs(
-    kind: str, kernels: str = "pallas", name: str = "bamba", sampling: str | None = None
+    kind: str,
+    kernels: str = "pallas",
+    name: str = "bamba",
+    sampling: str | None = None,
+    num_sms: int | None = None,
 ):
     """One of the engine's steps and the shapes of its arguments."""
     config, params = tiny_model(name, "bfloat16")
@@ -108,7 +112,9 @@ def step_and_specs(
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
     backend = BACKENDS[kernels]
-    model = Model(config, geometry, replace(backend, sampling=sampling or backend.sampling))
+    asked = {"sampling": sampling, "num_sms": num_sms}
+    backend = replace(backend, **{name: value for name, value in asked.items() if value})
+    model = Model(config, geometry, backend)
     buckets = {
         "decode": (Decode, DecodeBucket(rows, 4, 8)),
         "lone": (Decode, DecodeBucket(rows, 4, 8)),

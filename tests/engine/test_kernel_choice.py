@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +25,15 @@ from hybrid_jax.engine.kernel_choice import (
 )
 from hybrid_jax.engine.mixers.mamba2_pallas import try_scan
 from hybrid_jax.engine.programs.store import ProgramStore
+from hybrid_jax.engine.this_device import as_device
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.sizing.devices import Device
+from hybrid_jax.products import kernels as products
+from hybrid_jax.sizing.devices import Device, card
 from pallas_kernels import jax_triton
+from pallas_kernels.grouped_linear import kernel as experts_kernel
+from pallas_kernels.paged_attention import kernel as attention_kernel
+from pallas_kernels.row_product import kernel as row_product
+from pallas_kernels.ssd_scan import kernel as scan_kernel
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
 from tests.engine.on_kernels import SMALL, engine_on, step_and_specs
@@ -106,6 +114,50 @@ def chosen(
     engine = EngineConfig(**{"dtype": "bfloat16", "kernels": "pallas"} | settings)
     device = Device(platform=platform, capability=capability)
     return choose_kernels(config, make_geometry(config, engine), engine, device, store=store)
+
+
+@pytest.mark.parametrize(
+    ("device", "count"),
+    [(card("a100"), 108), (card("h200"), 132), (Device(platform="gpu", capability="8.0"), 132)],
+)
+def test_kernels_fill_the_multiprocessors_that_the_device_has(device, count):
+    assert choose_backend(EngineConfig(), device, None) == replace(PALLAS, num_sms=count)
+
+
+def test_jax_says_how_many_multiprocessors_a_device_has():
+    told = {"platform": "gpu", "device_kind": "A100", "compute_capability": "8.0"}
+    assert as_device(SimpleNamespace(**told, core_count=108)).num_sms == 108
+    assert as_device(SimpleNamespace(**told)).num_sms is None
+
+
+@pytest.mark.parametrize("kind", ["lone", "decode", "prefill"])
+def test_every_launch_that_fills_a_gpu_is_told_how_many_multiprocessors(kind, monkeypatch):
+    """In a step of all kernels that ask: experts, attention, the scan, products of one row and of few."""
+    told = Counter()
+
+    def watched(module, name):
+        asked = getattr(module, name)
+
+        def watch(*args, num_sms=None, **given):
+            told[name, args[-1] if num_sms is None else num_sms] += 1
+            return asked(*args, **given, **({} if num_sms is None else {"num_sms": num_sms}))
+
+        monkeypatch.setattr(module, name, watch)
+
+    names = {"make_plan", "num_parts"}
+    for module in (attention_kernel, experts_kernel):
+        watched(module, "make_plan")
+    watched(products, "num_parts")
+    if kind == "lone":
+        watched(row_product.plan, "part_length")
+        names = {"make_plan", "part_length"}
+    if kind == "prefill":
+        watched(scan_kernel, "num_segments")
+        names |= {"num_segments"}
+    step, specs = step_and_specs(kind, name="granite", num_sms=77)
+    jax.eval_shape(step, *specs)
+    assert {name for name, _ in told} == names
+    assert {count for _, count in told} == {77}
 
 
 @pytest.fixture

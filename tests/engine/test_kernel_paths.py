@@ -24,7 +24,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.products import kernels as products
 from hybrid_jax.schedule.bucket import DecodeBucket
 from hybrid_jax.schedule.request import Request
-from pallas_kernels import row_product as row_kernel
+from pallas_kernels.row_product import plan as row_plan
 from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import EVERYTHING, left_to_all
 from tests.engine.on_kernels import SMALL, engine_of, engine_on, outputs, requests, step_and_specs
@@ -112,13 +112,13 @@ def test_tokens_are_those_of_xla_where_layers_after_a_cut_share(name):
 def test_tokens_are_those_of_xla_where_products_are_split():
     """Products in parts that sum in the kernels, which no tiny model has by itself; those of a lone row too."""
 
-    def many(rows: int, inner: int, columns: int) -> int:
+    def many(rows: int, inner: int, columns: int, num_sms: int) -> int:
         return math.gcd(inner, 4)
 
-    of_a_row = mock.patch.multiple(row_kernel, BLOCK_INNER=8, LEAST=8)
+    of_a_row = mock.patch.multiple(row_plan, BLOCK_INNER=8, LEAST=8)
     with mock.patch.object(products, "num_parts", side_effect=many) as split, of_a_row:
         got, _ = outputs(engine_on("pallas", "bamba"), adjusted=False)
-        assert row_kernel.num_parts(32, 64) == 4
+        assert row_plan.num_parts(32, 64, PALLAS.num_sms) == 4
     assert split.call_count > 10
     assert got == outputs(engine_on("xla", "bamba"), adjusted=False)[0]
 

@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.grouped_linear import kernel
 from pallas_kernels.grouped_linear.api import IMPLEMENTATIONS
 from pallas_kernels.grouped_linear.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.plan import NUM_SMS
 from tests.kernels.by_name import mix_experts
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
@@ -109,7 +110,9 @@ def test_pallas_sorts_visits_by_expert_and_keeps_their_order(count, block, monke
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(2, 6, 64), (64, 10, 512), (900, 2, 16)])
 def test_the_grid_of_pallas_has_room_for_all_tiles_that_visits_can_make(tokens, top_k, experts):
     config = kernel.Config(rows=16, columns=64, inner=64)
-    plan = kernel.make_plan(config, (tokens, top_k), experts, inner=512, columns=512)
+    plan = kernel.make_plan(
+        config, (tokens, top_k), experts, inner=512, columns=512, num_sms=NUM_SMS
+    )
     visits = tokens * top_k
     spread = np.bincount(np.arange(visits) % min(experts, visits))
     # One visit to each expert, and all others to one of them: then most tiles are hardly filled.
@@ -125,7 +128,9 @@ def test_the_grid_of_pallas_has_room_for_all_tiles_that_visits_can_make(tokens, 
     [(6, 64, 16), (384, 64, 16), (640, 512, 16), (1024, 64, 32), (49152, 64, 128)],
 )
 def test_a_tile_of_pallas_has_room_for_most_experts_visits(visits, experts, rows):
-    config = kernel.choose_config(visits, experts, 512, jnp.dtype("bfloat16"), matrices=2)
+    config = kernel.choose_config(
+        visits, experts, 512, jnp.dtype("bfloat16"), matrices=2, num_sms=NUM_SMS
+    )
     assert config.rows == rows
 
 

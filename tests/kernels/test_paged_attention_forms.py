@@ -12,13 +12,10 @@ import pytest
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, PageLayout
 from pallas_kernels.paged_attention.cases import CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.e4m3 import from_codes, to_codes
-from pallas_kernels.paged_attention.kernel import (
-    Config,
-    choose_config,
-    make_plan,
-    paged_attention_pallas,
-)
+from pallas_kernels.paged_attention.kernel import paged_attention_pallas
 from pallas_kernels.paged_attention.layout import FP8, pack, unpack
+from pallas_kernels.paged_attention.plan import Config, choose_config, make_plan
+from pallas_kernels.plan import NUM_SMS
 from tests.kernels.attention_cases import BITS, CASE, FAST, TOLERANCE, expected, run
 from tests.kernels.by_name import paged_attention
 from tests.kernels.compare import assert_same_bits, relative_error
@@ -41,7 +38,8 @@ def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -
 
 def plan_of(case: Case, config: Config):
     q_shape = (case.rows, case.tokens, case.heads, case.head_dim)
-    return make_plan(config, q_shape, case.kv_heads, case.pages * case.page_tokens, case.window)
+    keys = case.pages * case.page_tokens
+    return make_plan(config, q_shape, case.kv_heads, keys, window=case.window, num_sms=NUM_SMS)
 
 
 class TestSplits:
@@ -109,12 +107,13 @@ class TestSplits:
             )
             rows, kv_heads, group = (int(x) for x in rng.integers(1, 9, 3))
             q_shape = (rows, tokens, kv_heads * group, 8)
-            plan = make_plan(config, q_shape, kv_heads, keys, window)
+            num_sms = int(rng.integers(1, 200))
+            plan = make_plan(config, q_shape, kv_heads, keys, window=window, num_sms=num_sms)
             assert plan.blocks * plan.block_q >= tokens * group
             assert plan.split_tokens % plan.block_k == 0 and plan.block_q >= 16
             programs = plan.splits * plan.blocks * rows * kv_heads
             extra = 1 if window is None else 2
-            assert plan.splits == 1 or programs <= extra * 132 * config.programs_per_sm
+            assert plan.splits == 1 or programs <= extra * num_sms * config.programs_per_sm
             for base in rng.integers(0, keys, 5):
                 lower = 0 if window is None else max(int(base) - window + 1, 0)
                 upper = min(int(base) + tokens, keys)
@@ -141,9 +140,9 @@ class TestSplits:
         assert kernels(2, 4) == kernels(600, 64) == ["paged_attention"]
 
     def test_long_chunks_have_a_config_of_their_own(self):
-        layout = CASE["decode"].layout("bfloat16")
-        assert choose_config(layout, 64) == choose_config(layout, 1)
-        assert choose_config(layout, 65).block_q == 128
+        chosen = functools.partial(choose_config, "bfloat16", 128)
+        assert chosen(64) == chosen(1)
+        assert chosen(65).block_q == 128
 
 
 @pytest.mark.parametrize("implementation", FAST)

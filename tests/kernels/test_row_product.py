@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.row_product import PRODUCTS, num_parts, row_product
+from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.row_product.kernel import PRODUCTS, row_product
+from pallas_kernels.row_product.plan import num_parts
 from tests.kernels.lowered import kernels_in
 
 SHAPES = [(64, 64), (1, 5), (300, 70), (512, 130), (1000, 64), (2112, 200)]
@@ -26,7 +28,7 @@ def inputs(inner: int, columns: int, dtype: str):
 def test_the_parts_sum_to_the_product(shape, dtype, implementation):
     x, weight = inputs(*shape, dtype)
     parts = product(x, weight, implementation=implementation)
-    assert parts.dtype == jnp.float32 and parts.shape == (num_parts(*shape), shape[1])
+    assert parts.dtype == jnp.float32 and parts.shape == (num_parts(*shape, NUM_SMS), shape[1])
     want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
     error = np.abs(np.asarray(parts, np.float64).sum(0) - want).max()
     assert (
@@ -55,7 +57,7 @@ def test_what_lies_past_the_ends_is_not_read():
     ],
 )
 def test_parts_are_as_many_as_fill_a_gpu_and_few_enough_to_sum(inner, columns, parts):
-    assert num_parts(inner, columns) == parts
+    assert num_parts(inner, columns, NUM_SMS) == parts
 
 
 def test_a_gpu_gets_one_kernel():

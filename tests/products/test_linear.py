@@ -1,17 +1,20 @@
 """Products of activations and weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.products import parts as rules
-from hybrid_jax.products.kernels import linear_in_parts, linear_on_kernels
+from hybrid_jax.config import PALLAS
+from hybrid_jax.products import kernels
 from hybrid_jax.products.parts import num_parts
 from hybrid_jax.products.xla import linear, linear_transposed
-from pallas_kernels import row_product as row_kernel
-from pallas_kernels import triton
-from pallas_kernels.paged_attention.kernel import Config
+from pallas_kernels.plan import NUM_SMS
+
+linear_in_parts = functools.partial(kernels.linear_in_parts, backend=PALLAS)
+linear_on_kernels = functools.partial(kernels.linear_on_kernels, backend=PALLAS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -45,16 +48,7 @@ def test_linear_is_the_product(dtype, lead):
     ],
 )
 def test_products_are_split_where_their_programs_do_not_fill_a_gpu(rows, inner, columns, parts):
-    assert num_parts(rows, inner, columns) == parts
-
-
-def test_what_counts_memory_splits_as_the_kernels_do():
-    for inner in (1, 64, 500, 1024, 1100, 4096, 4100, 8192):
-        for columns in (8, 512, 4096, 18560, 131072):
-            assert rules.row_parts(inner, columns) == row_kernel.num_parts(inner, columns)
-    assert rules.NUM_SMS == triton.NUM_SMS
-    few = Config(block_q=64, block_k=32)
-    assert (few.programs_per_sm, few.min_split) == (rules.ATTENTION_PROGRAMS, rules.LEAST_SPLIT)
+    assert num_parts(rows, inner, columns, NUM_SMS) == parts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -164,6 +164,7 @@ def _attend(
             soft_cap=spec.soft_cap,
             dtype=dtype,
         ),
+        num_sms=model.backend.num_sms,
         implementation=model.backend.kernels,
     )
     return attention.output(params, y, qkv, spec), state.replace(arena=arena)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,14 +117,15 @@ class Mamba2Pallas(ReplayPallas[Mamba2]):
             old = frames.read_state(state.arena, old, exists, group, model)
             stream = Scanned(params, old, {"xB": xBC[..., : spec.record_size], "dt": dt})
             chunk = chunk._replace(read=rows.read + frames.zero_after(state, old))
+        fixed: dict[str, Any] = {
+            "records": sizes,
+            "first_frame": first,
+            "num_sms": model.backend.num_sms,
+        }
         if gates is None:
-            arena = ssd_states_frames(
-                chunk, records=sizes, first_frame=first, implementation="pallas"
-            )
+            arena = ssd_states_frames(chunk, **fixed, implementation="pallas")
         else:
-            y, arena = ssd_scan_frames(
-                chunk, records=sizes, first_frame=first, implementation=model.backend.scan
-            )
+            y, arena = ssd_scan_frames(chunk, **fixed, implementation=model.backend.scan)
         tail = Tail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),

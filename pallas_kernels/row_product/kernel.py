@@ -16,12 +16,11 @@ from jax.experimental import pallas as pl
 from pallas_kernels.arguments import FLOATS, check, check_dtype
 from pallas_kernels.dispatch import HIGHEST, Implementation, run
 from pallas_kernels.operands import widen
-from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, iota, load, store
+from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.row_product import plan
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
-BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4
-PROGRAMS_PER_SM = 4  # each keeps a tile of 8 KB (bfloat16) on the way
-MOST_PARTS = 8  # what follows sums them with few threads
-LEAST = 256  # elements of the inner dimension that are worth a program
+NUM_WARPS = 4
 
 
 class Arrays(NamedTuple):
@@ -32,15 +31,20 @@ class Arrays(NamedTuple):
 
 
 def row_product(
-    x: jax.Array, weight: jax.Array, *, implementation: Implementation | None = None
+    x: jax.Array,
+    weight: jax.Array,
+    *,
+    num_sms: int = NUM_SMS,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
-    """x @ weight in parts of the inner dimension: as many as a GPU needs to be busy (`num_parts`).
+    """x @ weight in parts of the inner dimension: as many as a GPU needs to be busy (`plan.num_parts`).
 
     Products and sums are float32, also of bfloat16. XLA for GPUs makes a multiplication and sums of such a product, and
     for some shapes writes all products to memory first.
 
     Args:
         x: [I]. weight: [I, O], of the same dtype.
+        num_sms: multiprocessors of the GPU.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -54,32 +58,14 @@ def row_product(
     where, arrays = "row_product", Arrays(x, weight)
     check(where, arrays)
     check_dtype(where, "weight", weight, (x.dtype.name,))
-    return run(where, implementation, PRODUCTS, arrays)
+    return run(where, implementation, PRODUCTS, arrays, num_sms=num_sms)
 
 
-def part_length(inner: int, columns: int) -> int:
-    """Elements of the inner dimension in a part, whole tiles; the last part may have fewer.
-
-    Parts make `PROGRAMS_PER_SM` programs a multiprocessor, or as many as are worth it.
-    """
-    parts = 1
-    while cdiv(columns, BLOCK_COLUMNS) * parts < PROGRAMS_PER_SM * NUM_SMS:
-        if parts == MOST_PARTS or inner < 2 * parts * LEAST:
-            break
-        parts *= 2
-    return cdiv(cdiv(inner, parts), BLOCK_INNER) * BLOCK_INNER
-
-
-def num_parts(inner: int, columns: int) -> int:
-    """Parts of a product."""
-    return cdiv(inner, part_length(inner, columns))
-
-
-def row_product_reference(arrays: Arrays) -> jax.Array:
+def row_product_reference(arrays: Arrays, *, num_sms: int) -> jax.Array:
     """See `row_product`; the last part may be shorter than the others."""
     x, weight = arrays
     inner, columns = weight.shape
-    length = part_length(inner, columns)
+    length = plan.part_length(inner, columns, num_sms)
     padding = -inner % length
     x = jnp.pad(x.astype(jnp.float32), (0, padding)).reshape(-1, length)
     weight = jnp.pad(weight, ((0, padding), (0, 0))).reshape(-1, length, columns)
@@ -97,32 +83,33 @@ def _kernel(
     inner, columns = weight_ref.shape
     # A block of columns and a part of the rows: one row alone has too few columns to keep every multiprocessor
     # loading.
-    column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS, 1, 2)
+    column = block * plan.BLOCK_COLUMNS + iota(plan.BLOCK_COLUMNS, 1, 2)
     inside = column < columns
 
     def step(i: jax.Array, total: jax.Array):
-        place = part * length + i * BLOCK_INNER + iota(BLOCK_INNER, 0, 2)
+        place = part * length + i * plan.BLOCK_INNER + iota(plan.BLOCK_INNER, 0, 2)
         exists = place < inner
         # Sums stay apart for every place of the tile until the end: adding up within the loop would make threads
         # wait for each other at each step.
         x = widen(load(x_ref, place, mask=exists))
         return total + x * widen(load(weight_ref, place, column, mask=exists & inside))
 
-    total = jnp.zeros((BLOCK_INNER, BLOCK_COLUMNS), jnp.float32)
-    total = jax.lax.fori_loop(0, length // BLOCK_INNER, step, total)
-    column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS)
+    total = jnp.zeros((plan.BLOCK_INNER, plan.BLOCK_COLUMNS), jnp.float32)
+    total = jax.lax.fori_loop(0, length // plan.BLOCK_INNER, step, total)
+    column = block * plan.BLOCK_COLUMNS + iota(plan.BLOCK_COLUMNS)
     # The only exchange between threads, once a program.
     store(parts_ref, part, column, value=total.sum(0), mask=column < columns)
 
 
-def row_product_pallas(arrays: Arrays) -> jax.Array:
+def row_product_pallas(arrays: Arrays, *, num_sms: int) -> jax.Array:
     """See `row_product`. The grid walks over blocks of columns, then parts."""
     inner, columns = arrays.weight.shape
-    length, parts = part_length(inner, columns), num_parts(inner, columns)
+    length = plan.part_length(inner, columns, num_sms)
+    parts = plan.num_parts(inner, columns, num_sms)
     (product,) = call(
         _kernel,
         *arrays,
-        grid=(cdiv(columns, BLOCK_COLUMNS), parts),
+        grid=(cdiv(columns, plan.BLOCK_COLUMNS), parts),
         outputs=[jax.ShapeDtypeStruct((parts, columns), jnp.float32)],
         name="row_product",
         num_warps=NUM_WARPS,
