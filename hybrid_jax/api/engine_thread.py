@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 CLOSED = "LLM: this object was closed; make a new one"
+MAX_WAITING = (
+    16_384  # streams for `async for` without a token; nothing else limits how many there are
+)
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
@@ -138,6 +142,7 @@ class EngineThread:
         _first_process = _first_process or os.getpid()
         self._loop, self._pid, self.closed = _Loop(engine, record, quiet), os.getpid(), False
         self._facts = facts.answer(engine)
+        self._waiting: set[Call] = set()  # calls of `adeltas` without a token
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
@@ -250,22 +255,33 @@ class EngineThread:
                     yield delta
 
     async def adeltas(
-        self, jobs: list[Job] | Callable[[], list[Job]]
+        self, make: Callable[[], list[Job]], pool: Executor | None
     ) -> AsyncGenerator[Delta, None]:
-        """`deltas` for `async for`. Other tasks go on while a function makes the jobs."""
-        if callable(jobs):
-            jobs = await asyncio.to_thread(jobs)
+        """`deltas` for `async for`. Other tasks go on while `make` makes the jobs in a thread of the pool.
+
+        Raises:
+            RuntimeError: as `deltas`, or too many other calls wait for their first token.
+        """
+        self.check()
+        if len(self._waiting) >= MAX_WAITING:
+            raise RuntimeError(
+                f"LLM: {len(self._waiting)} streams wait for their first token, the most that may; begin more once "
+                "some of them have one, as an asyncio.Semaphore does"
+            )
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[News] = asyncio.Queue()
 
         def send(news: News) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, news)
 
-        call = Call(jobs, send=send, streams=True)
+        call = Call([], send=send, streams=True)
+        self._waiting.add(call)
         try:
+            call.jobs = await loop.run_in_executor(pool, make)
             self.submit([call])
             while True:
                 news = await arrived.get()
+                self._waiting.discard(call)
                 if news.error is not None:
                     raise own_error(news.error)
                 for delta in news.deltas:
@@ -274,6 +290,7 @@ class EngineThread:
                 if news.over:
                     return
         finally:
+            self._waiting.discard(call)
             self.leave(call)
 
     def close(self, *, wait: bool = True) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from hybrid_jax.api.completions import Job, derive_seed
@@ -15,6 +16,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.process.ending import pool_of_threads
 from hybrid_jax.schedule.request import Pooling
 from hybrid_jax.text.conversation import (
     READ,
@@ -44,7 +46,7 @@ from hybrid_jax.text.prompts import (
     several_prompts,
 )
 from hybrid_jax.text.templates import variables_read
-from hybrid_jax.text.thoughts import thoughts_of_chat
+from hybrid_jax.text.thoughts import Thoughts, thoughts_of_chat
 from hybrid_jax.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("hybrid_jax.requests")
@@ -53,6 +55,21 @@ MAX_SHOWN = 1 << 18
 MAX_TEMPLATES = 64  # that are remembered
 # What becomes of the mistake of one prompt of several: it is raised, or returned in place of what was asked for.
 Errors = Literal["raise", "return"]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text, not tokenized yet.
+
+    Attributes:
+        text: what its template made.
+        ends: where messages end with which other conversations begin too, in characters.
+        thoughts: as in `Prompt`.
+    """
+
+    text: str
+    ends: tuple[int, ...]
+    thoughts: Thoughts | None
 
 
 class Intake:
@@ -78,6 +95,7 @@ class Intake:
         self._config, self._seed = config, engine_config.seed
         self._constraints = Constraints(tokenizer, config)
         self._with_tools: set[str] = set()  # templates that were rendered with tools
+        self._tokenizing = pool_of_threads(1, "hybrid_jax-tokenize")
 
     def jobs(
         self,
@@ -97,26 +115,46 @@ class Intake:
 
     def later_jobs(
         self,
-        prompts: Prompts,
+        prompts: Prompts | Sequence[Rendered],
         params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Job] | Callable[[], list[Job]]:
-        """As `jobs`, or if a form must be tried first, what makes the jobs. Their request ids are taken now."""
-        listed = several_prompts(prompts)
-        paired = pair_params(params, len(listed), self.defaults)
-        if not any(self._constraints.must_try(own) for own in paired):
-            return self.jobs(listed, paired)
+    ) -> tuple[Callable[[], list[Job]], Executor | None]:
+        """As `jobs`, for callers that must not wait: what makes the jobs, and where. Their request ids are taken now.
+
+        Prompts are taken as they are now. Texts are tokenized one after the other, so requests keep their order. A
+        new form may take seconds to be tried, and is tried beside them: then there is no executor.
+
+        Raises:
+            ValueError: something is wrong that can be seen without tokenizing a text. RuntimeError: as `jobs`.
+        """
         self._thread.check()
+        listed = [self._held(*given) for given in enumerate(several_prompts(prompts))]
+        paired = pair_params(params, len(listed), self.defaults)
         numbers = self._numbers(len(listed))
 
         def make() -> list[Job]:
-            found = self.accepted(listed, paired, numbers=numbers)
+            try:
+                found = self.accepted(listed, paired, numbers=numbers)
+            except ValueError:  # the next request has the number that it would have had
+                with self._numbering:
+                    if self.num_requests == numbers.stop:
+                        self.num_requests = numbers.start
+                raise
             return [job for job in found if isinstance(job, Job)]
 
-        return make
+        tries = any(self._constraints.must_try(own) for own in paired)
+        return make, None if tries else self._tokenizing
+
+    def _held(self, index: int, given: Any) -> Any:
+        """A prompt that its caller can no longer change. Only texts are not read yet."""
+        held = dict(given) if isinstance(given, Mapping) else given
+        text = held.get("prompt") if isinstance(held, dict) else held
+        if isinstance(text, str | Rendered):
+            return held
+        return read_prompt(index, held, self.tokenizer, self._config.vocab_size)
 
     def accepted(
         self,
-        prompts: Prompts | Sequence[PromptLike | Exception],
+        prompts: Prompts | Sequence[PromptLike | Rendered | Exception],
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         logprobs_from: Sequence[int] | None = None,
@@ -175,7 +213,7 @@ class Intake:
     def _maker(
         self,
         index: int,
-        given: PromptLike,
+        given: PromptLike | Rendered,
         params: SamplingParams,
         logprobs_from: int | None,
         pooling: Pooling | None,
@@ -184,6 +222,8 @@ class Intake:
         facts = self._thread.facts
         reads_only = logprobs_from is not None or pooling is not None
         longest = facts.longest_prompt if reads_only else facts.max_model_len
+        if isinstance(given, Rendered):
+            given = self._tokenized(given)
         prompt = read_prompt(index, given, self.tokenizer, self._config.vocab_size, longest)
         if params.stop and self.tokenizer is None:
             raise ValueError(
@@ -229,8 +269,9 @@ class Intake:
         self._constraints.foresee(params)
 
     def close(self) -> None:
-        """As `Constraints.close`."""
+        """As `Constraints.close`. Texts that wait are refused by the engine's thread."""
         self._constraints.close()
+        self._tokenizing.shutdown(wait=False)
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """The parameters for the engine. A temperature that is not given becomes the model's own, or 1.0."""
@@ -246,26 +287,24 @@ class Intake:
         errors: Errors = "raise",
         **template: Any,
     ) -> list[Any]:
-        """A conversation, or a list of them, as prompts. The other arguments are those of `conversation`.
+        """A conversation, or a list of them, as texts. The other arguments are those of `conversation`.
 
         Raises:
-            As `conversation`. With errors="return" what is wrong with a conversation stands in place of its prompt.
+            As `conversation`. With errors="return" what is wrong with a conversation stands in place of its text.
         """
         check_errors(errors)
         options = template_options(**template)
         several = are_several(messages)
-        prompts: list[Any] = []
+        rendered: list[Any] = []
         for index, conversation in enumerate(messages if several else [messages]):
             try:
-                prompts.append(self._prompt(conversation, cache_breakpoints, options))
-            except (ConversationError, TooLong) as error:
-                if isinstance(error, ConversationError):
-                    error.conversation = index if several else None
-                refusal = self._advised(error)
+                rendered.append(self._rendered(conversation, cache_breakpoints, options))
+            except ConversationError as error:
+                error.conversation = index if several else None
                 if errors == "raise":
-                    raise refusal from error.__cause__
-                prompts.append(refusal)
-        return prompts
+                    raise
+                rendered.append(error)
+        return rendered
 
     def conversation(
         self,
@@ -287,18 +326,12 @@ class Intake:
             TooLong: it is far longer than the engine takes, and than `MAX_SHOWN` tokens.
             TypeError: an argument is unknown.
         """
-        return self._prompt(
-            messages, cache_breakpoints, template_options(**template), shown=MAX_SHOWN
-        )
+        rendered = self._rendered(messages, cache_breakpoints, template_options(**template))
+        return self._tokenized(rendered, shown=MAX_SHOWN)
 
-    def _prompt(
-        self,
-        messages: Any,
-        cache_breakpoints: Sequence[int] | None,
-        options: dict[str, Any],
-        *,
-        shown: int = 0,
-    ) -> Prompt:
+    def _rendered(
+        self, messages: Any, cache_breakpoints: Sequence[int] | None, options: dict[str, Any]
+    ) -> Rendered:
         read = read_messages(messages)
         if self.tokenizer is None:
             raise ConversationError(
@@ -311,20 +344,24 @@ class Intake:
             check_unicode("the conversation", text)
         except ValueError as error:
             raise ConversationError(str(error)) from None
-        longest = self._thread.facts.longest_prompt
-        check_length("chat", self.tokenizer, text, longest, shown=shown)
-        # The template has written the special tokens already.
-        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ends = message_ends(
             self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
         )
-        leading = leading_tokens(self.tokenizer, text, token_ids, ends)
         source = self.tokenizer.template_source(
             options["chat_template"], with_tools=options["tools"] is not None
         )
         if options["tools"] is not None:
             self._look_for_tools(source)
-        return Prompt(text, token_ids, leading, thoughts_of_chat(text, source, options))
+        return Rendered(text, tuple(ends), thoughts_of_chat(text, source, options))
+
+    def _tokenized(self, given: Rendered, *, shown: int = 0) -> Prompt:
+        text, tokenizer = given.text, self.tokenizer
+        assert tokenizer is not None, "it rendered the text"
+        check_length("chat", tokenizer, text, self._thread.facts.longest_prompt, shown=shown)
+        # The template has written the special tokens already.
+        token_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        leading = leading_tokens(tokenizer, text, token_ids, given.ends)
+        return Prompt(text, token_ids, leading, given.thoughts)
 
     def _look_for_tools(self, source: str) -> None:
         """Warns, once for each template, if it never reads the tools that came with a conversation."""

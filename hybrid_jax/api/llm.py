@@ -305,8 +305,9 @@ class LLM(Reader):
     ) -> AsyncGenerator[Delta, None]:
         """`stream` for `async for`: other tasks go on while it waits. To leave it early, use `contextlib.aclosing`.
 
-        Mistakes are raised at the call. If `structured_outputs` has a form that is new, they are raised by the first
-        step, because other tasks go on while the form is tried.
+        Texts are tokenized, and new forms of `structured_outputs` tried, in other threads while other tasks go on. So
+        mistakes in them are raised by the first step, and others at the call. At most 16,384 streams may wait for
+        their first token; the next one raises a RuntimeError at its first step.
 
         Example:
             >>> import asyncio
@@ -317,7 +318,7 @@ class LLM(Reader):
             >>> asyncio.run(main(LLM(quiet=True)))
             3
         """
-        return self._thread.adeltas(self._intake.later_jobs(prompts, sampling_params))
+        return self._thread.adeltas(*self._intake.later_jobs(prompts, sampling_params))
 
     @checks_arguments
     def feed(self) -> Feed:
