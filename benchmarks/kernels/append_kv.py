@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Side, Work
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
-from pallas_kernels.append_kv import cases as shapes
 from pallas_kernels.append_kv.kernel import Config, append_kv_pallas
+from tests.kernels.cases import append_kv as shapes
 
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 2048) for warps in (2, 4, 8)]
 

@@ -21,7 +21,6 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import causal_conv, causal_conv_window
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.causal_conv import cases as shapes
 from pallas_kernels.causal_conv.kernel import (
     Config,
     causal_conv_pallas,
@@ -29,6 +28,7 @@ from pallas_kernels.causal_conv.kernel import (
 )
 from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
 from pallas_kernels.operands import floats, stored
+from tests.kernels.cases import causal_conv as shapes
 
 GRANITE_4_H_SMALL = ProjectionLayout(num_heads=128, head_dim=64, num_groups=1, state_size=128)
 MODELS = {"granite_4_h_small_G1": GRANITE_4_H_SMALL, "nemotron_h_8b_G8": shapes.NEMOTRON_H_8B}

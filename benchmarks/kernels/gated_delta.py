@@ -30,9 +30,9 @@ from pallas_kernels.gated_delta import (
     gated_delta_scan_frames,
     gated_delta_window_rings,
 )
-from pallas_kernels.gated_delta import cases as shapes
 from pallas_kernels.gated_delta.scan_kernel import CONFIGS, Config, gated_delta_scan_frames_pallas
 from pallas_kernels.records import RecordSizes, read_states, split_records
+from tests.kernels.cases import gated_delta as shapes
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 4
 QWEN3_5_9B = shapes.ScanCase(

@@ -20,9 +20,9 @@ from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import gated_rmsnorm
-from pallas_kernels.rmsnorm import cases as shapes
 from pallas_kernels.rmsnorm.kernel import gated_rmsnorm_pallas
 from pallas_kernels.rmsnorm.reference import Gated
+from tests.kernels.cases import rmsnorm as shapes
 
 EPS = 1e-5
 SMOKE = ("blocks_in_a_projection",)

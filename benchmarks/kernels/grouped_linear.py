@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Side, Work
 from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_experts
-from pallas_kernels.grouped_linear import cases as shapes
 from pallas_kernels.grouped_linear.api import MATRICES
 from pallas_kernels.grouped_linear.kernel import Config, mix_experts_pallas
 from pallas_kernels.grouped_linear.reference import mixed
+from tests.kernels.cases import grouped_linear as shapes
 
 FEW = 64  # tokens; of more, `ragged_dot` takes far too much memory
 # Rows, columns of both matrices together, elements of a step, warps, stages.

@@ -22,10 +22,10 @@ from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
-from pallas_kernels.paged_attention import cases as shapes
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas
 from pallas_kernels.paged_attention.layout import pack
 from pallas_kernels.paged_attention.plan import Config
+from tests.kernels.cases import paged_attention as shapes
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"

@@ -28,9 +28,9 @@ from pallas_kernels.selective_scan import (
     selective_scan,
     selective_window,
 )
-from pallas_kernels.selective_scan import cases as shapes
 from pallas_kernels.selective_scan.kernel import Config, selective_chunk_pallas
 from pallas_kernels.selective_scan.reference import gated_output, read_states, step_sizes
+from tests.kernels.cases import selective_scan as shapes
 
 CHANNELS_PER_FRAME = 512
 JAMBA = shapes.EngineCase(name="jamba", tokens=1, channels=8192, size=16, lengths=(1,))

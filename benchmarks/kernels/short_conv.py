@@ -22,9 +22,9 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.operands import floats, stored
 from pallas_kernels.short_conv import ShortWindow, short_conv, short_conv_window
-from pallas_kernels.short_conv import cases as shapes
 from pallas_kernels.short_conv.kernel import Config, short_conv_pallas
 from pallas_kernels.short_conv.reference import ShortChunk
+from tests.kernels.cases import short_conv as shapes
 
 LFM2_1_2B = shapes.Case(name="lfm2_1_2b", tokens=1, channels=2048, width=3, lengths=(1,))
 JAMBA = shapes.Case(

@@ -25,7 +25,6 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
 from pallas_kernels.plan import NUM_SMS
 from pallas_kernels.records import RecordSizes, read_states
-from pallas_kernels.ssd_scan import cases as shapes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (
     LEAST_SEGMENT,
@@ -36,6 +35,7 @@ from pallas_kernels.ssd_scan.kernel import (
 )
 from pallas_kernels.ssd_scan.reference import ScanFrames
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as why_not_triton
+from tests.kernels.cases import ssd_scan as shapes
 
 GRANITE_4_H_SMALL = shapes.Case(
     name="granite_4_h_small_G1", tokens=2048, heads=128, width=64, size=128

@@ -24,10 +24,10 @@ from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
-from pallas_kernels.ssd_window import cases as shapes
 from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, ssd_window_scores, xla
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowFrames, WindowRings, WindowScores
+from tests.kernels.cases import ssd_window as shapes
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 8
 GRANITE_4_H_SMALL = shapes.Case(

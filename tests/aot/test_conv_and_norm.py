@@ -20,9 +20,9 @@ from pallas_kernels import (
     residual_rmsnorm,
 )
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWEN3_NEXT
 from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
 from tests.aot.kernels import assert_one_launch
+from tests.kernels.cases.causal_conv import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWEN3_NEXT
 
 MODELS = pytest.mark.parametrize("layout", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
 ROWS, LAYERS, GRAIN = 64, 3, 32

@@ -6,10 +6,10 @@ import jax
 import pytest
 
 from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
-from pallas_kernels.grouped_linear.cases import CASES, Case, shapes_of
 from pallas_kernels.grouped_linear.kernel import MAX_EXPERTS
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.kernels.cases.grouped_linear import CASES, Case, shapes_of
 
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
 MODELS = {case.name: case for case in CASES if case.large}

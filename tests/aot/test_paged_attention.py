@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
-from pallas_kernels.append_kv import cases as appends
 from pallas_kernels.paged_attention import (
     AttentionArrays,
     AttentionOptions,
@@ -17,6 +16,7 @@ from pallas_kernels.paged_attention import (
 from pallas_kernels.paged_attention.layout import FP8
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.kernels import assert_only
+from tests.kernels.cases import append_kv as appends
 
 FRAMES = 2048
 

@@ -12,8 +12,8 @@ import pytest
 
 from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import triton_scan
-from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
 from tests.kernels.by_name import ssd_scan_frames
+from tests.kernels.cases.ssd_scan import CASES, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import framed
 from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, assert_close, scan

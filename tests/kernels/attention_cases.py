@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
-from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.layout import FP8, unpack
 from tests.kernels.by_name import paged_attention
+from tests.kernels.cases.paged_attention import CASES, Case
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
 

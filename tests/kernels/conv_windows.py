@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pallas_kernels.causal_conv.cases import (
+from pallas_kernels.operands import floats
+from tests.kernels.cases.causal_conv import (
     WindowCase,
 )
-from pallas_kernels.operands import floats
 from tests.kernels.compare import relative_error
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm

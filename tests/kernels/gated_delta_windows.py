@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.gated_delta.cases import (
+from tests.kernels.by_name import gated_delta_window_frames
+from tests.kernels.cases.gated_delta import (
     SCANS,
     WINDOWS,
     WindowCase,
 )
-from tests.kernels.by_name import gated_delta_window_frames
 from tests.kernels.framed import in_frames
 
 TOLERANCE = {"float32": 3e-6, "bfloat16": 6e-3}  # of the norm

@@ -7,7 +7,7 @@ import functools
 import jax
 
 from pallas_kernels import ssd_scan
-from pallas_kernels.ssd_scan.cases import CASES
+from tests.kernels.cases.ssd_scan import CASES
 from tests.kernels.compare import relative_error
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm, by the dtype of the compared array

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.records import RecordSizes
-from pallas_kernels.ssd_scan.cases import Case, make_inputs
+from tests.kernels.cases.ssd_scan import Case, make_inputs
 from tests.kernels.framed import in_frames
 from tests.kernels.ssd_scans import scan
 

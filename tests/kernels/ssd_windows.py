@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ssd_window import RecordSizes
-from pallas_kernels.ssd_window.cases import Case
 from tests.kernels.by_name import ssd_window_frames, ssd_window_rings
+from tests.kernels.cases.ssd_window import Case
 from tests.kernels.compare import relative_error
 from tests.kernels.framed import framed
 

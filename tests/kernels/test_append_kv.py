@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.append_kv.api import IMPLEMENTATIONS
-from pallas_kernels.append_kv.cases import SMALL_CASES, Case, frequencies, make_inputs
 from pallas_kernels.paged_attention.layout import FP8, unpack
 from tests.kernels.by_name import append_kv
+from tests.kernels.cases.append_kv import SMALL_CASES, Case, frequencies, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -13,10 +13,10 @@ from hybrid_jax.layers import mamba2
 from pallas_kernels import causal_conv
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.api import CHUNKS
-from pallas_kernels.causal_conv.cases import CASES, NEMOTRON_H_8B, SMALL, Case, make_inputs
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
 from pallas_kernels.causal_conv.reference import Chunk
 from pallas_kernels.operands import stored
+from tests.kernels.cases.causal_conv import CASES, NEMOTRON_H_8B, SMALL, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -11,15 +11,15 @@ import pytest
 from hybrid_jax.config import GatedDelta
 from hybrid_jax.layers import gated_delta
 from pallas_kernels.causal_conv.api import WINDOWS
-from pallas_kernels.causal_conv.cases import (
+from pallas_kernels.operands import floats, stored
+from tests.kernels.by_name import causal_conv_window
+from tests.kernels.cases.causal_conv import (
     SMALL,
     UNEVEN,
     WINDOW_CASES,
     WindowCase,
     make_window_inputs,
 )
-from pallas_kernels.operands import floats, stored
-from tests.kernels.by_name import causal_conv_window
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.conv_windows import STATIC, TOLERANCE, assert_close, new_tokens
 from tests.kernels.lowered import kernels_in

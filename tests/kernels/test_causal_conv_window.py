@@ -11,7 +11,11 @@ import pytest
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
 from pallas_kernels.causal_conv.api import WINDOWS, causal_conv
-from pallas_kernels.causal_conv.cases import (
+from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
+from pallas_kernels.causal_conv.reference import ConvWindow
+from pallas_kernels.operands import floats, stored
+from tests.kernels.by_name import causal_conv_window
+from tests.kernels.cases.causal_conv import (
     SMALL,
     WINDOW_CASES,
     Case,
@@ -19,10 +23,6 @@ from pallas_kernels.causal_conv.cases import (
     make_inputs,
     make_window_inputs,
 )
-from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
-from pallas_kernels.causal_conv.reference import ConvWindow
-from pallas_kernels.operands import floats, stored
-from tests.kernels.by_name import causal_conv_window
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.conv_windows import STATIC, TOLERANCE, assert_close, new_tokens
 from tests.kernels.lowered import kernels_in

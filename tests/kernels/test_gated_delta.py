@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.gated_delta import gated_delta_fold, gated_delta_scan
-from pallas_kernels.gated_delta.cases import (
+from pallas_kernels.gated_delta.xla import inverse
+from tests.kernels.cases.gated_delta import (
     SCANS,
     WINDOWS,
     ScanCase,
@@ -19,7 +20,6 @@ from pallas_kernels.gated_delta.cases import (
     make_scan_inputs,
     make_window_inputs,
 )
-from pallas_kernels.gated_delta.xla import inverse
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.gated_delta_windows import (
     BY_NAME,

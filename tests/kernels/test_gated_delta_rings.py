@@ -12,12 +12,12 @@ import pytest
 
 from pallas_kernels.gated_delta import gated_delta_fold
 from pallas_kernels.gated_delta.api import RINGS
-from pallas_kernels.gated_delta.cases import WINDOWS, WindowCase, make_window_inputs
 from pallas_kernels.operands import floats
 from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
 from pallas_kernels.ssd_window.api import FRAME_FOLDS
 from tests.kernels.by_name import gated_delta_window_rings
+from tests.kernels.cases.gated_delta import WINDOWS, WindowCase, make_window_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import in_frames
 from tests.kernels.gated_delta_windows import BY_NAME, RING, TOLERANCE, TREE, every_dtype, window

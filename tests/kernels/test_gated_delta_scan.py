@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pallas_kernels.causal_conv import causal_conv
-from pallas_kernels.gated_delta.cases import SCANS, ScanCase, make_scan_frames_inputs
 from pallas_kernels.gated_delta.scan_kernel import inverse_by_products, why_unsupported
 from pallas_kernels.records import ProjectionLayout, RecordSizes, read_states
 from tests.kernels.by_name import gated_delta_scan_frames, store_tail
+from tests.kernels.cases.gated_delta import SCANS, ScanCase, make_scan_frames_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import in_frames
 from tests.kernels.lowered import kernels_in

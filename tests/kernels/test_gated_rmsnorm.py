@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import gated_rmsnorm
 from pallas_kernels.rmsnorm.api import GATED
-from pallas_kernels.rmsnorm.cases import SMALL_GATED_CASES, GatedCase, make_gated_inputs
+from tests.kernels.cases.rmsnorm import SMALL_GATED_CASES, GatedCase, make_gated_inputs
 from tests.kernels.compare import relative_error
 from tests.kernels.lowered import kernels_in
 

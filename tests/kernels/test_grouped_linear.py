@@ -10,9 +10,9 @@ import pytest
 
 from pallas_kernels.grouped_linear import kernel
 from pallas_kernels.grouped_linear.api import IMPLEMENTATIONS
-from pallas_kernels.grouped_linear.cases import SMALL_CASES, Case, make_inputs
 from pallas_kernels.plan import NUM_SMS
 from tests.kernels.by_name import mix_experts
+from tests.kernels.cases.grouped_linear import SMALL_CASES, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention.cases import CASES, make_inputs
 from pallas_kernels.paged_attention.layout import FP8
 from tests.kernels.attention_cases import BITS, CASE, FAST, TOLERANCE, expected, run, seen_keys
 from tests.kernels.by_name import paged_attention
+from tests.kernels.cases.paged_attention import CASES, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, PageLayout
-from pallas_kernels.paged_attention.cases import CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.e4m3 import from_codes, to_codes
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas
 from pallas_kernels.paged_attention.layout import FP8, pack, unpack
@@ -18,6 +17,7 @@ from pallas_kernels.paged_attention.plan import Config, choose_config, make_plan
 from pallas_kernels.plan import NUM_SMS
 from tests.kernels.attention_cases import BITS, CASE, FAST, TOLERANCE, expected, run
 from tests.kernels.by_name import paged_attention
+from tests.kernels.cases.paged_attention import CASES, TREE, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -9,8 +9,8 @@ import pytest
 
 from pallas_kernels import residual_rmsnorm
 from pallas_kernels.rmsnorm.api import RESIDUAL
-from pallas_kernels.rmsnorm.cases import SMALL_RESIDUAL_CASES, ResidualCase, make_residual_inputs
 from pallas_kernels.rmsnorm.xla import rms_norm
+from tests.kernels.cases.rmsnorm import SMALL_RESIDUAL_CASES, ResidualCase, make_residual_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

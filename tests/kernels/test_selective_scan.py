@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.selective_scan import selective_scan
-from pallas_kernels.selective_scan.cases import CASES, make_inputs
+from tests.kernels.cases.selective_scan import CASES, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 
 TOLERANCE = 1e-6  # of the norm

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from hybrid_jax.layers import mamba1
-from pallas_kernels.selective_scan.cases import (
+from pallas_kernels.selective_scan.reference import layer_frames, read_states
+from tests.kernels.by_name import selective_chunk, selective_window
+from tests.kernels.cases.selective_scan import (
     CHUNKS,
     FIRST_FRAME,
     LAYER,
@@ -20,8 +22,6 @@ from pallas_kernels.selective_scan.cases import (
     make_chunk_inputs,
     make_window_inputs,
 )
-from pallas_kernels.selective_scan.reference import layer_frames, read_states
-from tests.kernels.by_name import selective_chunk, selective_window
 from tests.kernels.compare import assert_same_bits, relative_error
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 4e-3}  # of the norm

@@ -14,7 +14,8 @@ from hybrid_jax.config import ShortConv
 from hybrid_jax.layers import short_conv as layer
 from pallas_kernels.operands import floats, stored
 from pallas_kernels.short_conv import short_conv
-from pallas_kernels.short_conv.cases import (
+from tests.kernels.by_name import short_conv_window, store_short_tail
+from tests.kernels.cases.short_conv import (
     CHUNKS,
     LAYER,
     WINDOWS,
@@ -23,7 +24,6 @@ from pallas_kernels.short_conv.cases import (
     make_tail_inputs,
     make_window_inputs,
 )
-from tests.kernels.by_name import short_conv_window, store_short_tail
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 

@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import ssd_scan
 from pallas_kernels.ssd_scan.api import IMPLEMENTATIONS
-from pallas_kernels.ssd_scan.cases import CASES, make_inputs
+from tests.kernels.cases.ssd_scan import CASES, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, TOLERANCE, assert_close, scan

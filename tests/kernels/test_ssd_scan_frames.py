@@ -13,10 +13,10 @@ from pallas_kernels.plan import NUM_SMS
 from pallas_kernels.records import RecordSizes, read_states, state_words, write_states
 from pallas_kernels.ssd_scan import kernel, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES, STATES
-from pallas_kernels.ssd_scan.cases import Case, make_inputs
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.triton import NOWHERE
 from tests.kernels.by_name import ssd_scan_frames, ssd_states_frames
+from tests.kernels.cases.ssd_scan import Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.lowered import kernels_in
 from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, assert_close, scan

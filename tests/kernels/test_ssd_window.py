@@ -10,8 +10,8 @@ import pytest
 
 from pallas_kernels import fold, ssd_scan
 from pallas_kernels.ssd_window import RecordSizes
-from pallas_kernels.ssd_window.cases import CASES, Case, make_inputs
 from tests.kernels.by_name import fold_frames, ssd_window_frames
+from tests.kernels.cases.ssd_window import CASES, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import framed
 from tests.kernels.lowered import kernels_in

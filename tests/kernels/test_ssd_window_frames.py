@@ -12,13 +12,13 @@ from pallas_kernels import fold
 from pallas_kernels.records import read_states
 from pallas_kernels.ssd_window import RecordSizes
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS, SCORES
-from pallas_kernels.ssd_window.cases import CASES, make_inputs
 from tests.kernels.by_name import (
     fold_frames,
     ssd_window_frames,
     ssd_window_rings,
     ssd_window_scores,
 )
+from tests.kernels.cases.ssd_window import CASES, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import in_frames
 from tests.kernels.lowered import kernels_in

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.append_kv.heads import turns
-from pallas_kernels.paged_attention.cases import NewTokens
+from tests.kernels.cases.paged_attention import NewTokens
 
 
 @dataclass(frozen=True, kw_only=True)
