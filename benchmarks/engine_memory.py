@@ -21,13 +21,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import header, quantiles, write_json
+from benchmarks.pools.model_sizes import model_sizes
 from benchmarks.radix_tree import print_table
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
-from hybrid_jax.sim.allocators.model_sizes import model_sizes
 
 PROMPT, OUTPUT, SHARED = 1056, 320, 1024
 FULL = 400  # sequences whose cached prefixes fill the arena

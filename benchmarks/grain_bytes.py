@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.pools.model_sizes import ModelSizes, model_sizes
 from hybrid_jax.config import MoE
-from hybrid_jax.sim.allocators.model_sizes import ModelSizes, model_sizes
 from hybrid_jax.sim.model_specs import load_spec
 
 MODELS = (

@@ -62,5 +62,14 @@ def test_simulators_take_known_models_and_those_that_are_none(run, tmp_path):
         given = ("--model-spec", name, "--capacity", "2GB", "--trace", str(trace), "--json")
         code, out = run("simulate", *given)
         assert code == 0 and json.loads(out)["model_spec"] == name, out
-    code, out = run("pool-sim", "--model-spec", "qwen3_5_9b", "--pool", "4GiB", "--json")
-    assert code == 0, out
+
+
+def test_studies_of_pools_say_that_they_need_a_clone(run, installed):
+    """In one line, and the help is there."""
+    code, out = run("pool-sim", "--pool", "4GiB")
+    where = installed / "benchmarks" / "pools"
+    assert code == 2 and out == (
+        f"hybrid-jax: pool-sim: the allocators must be in {where}, where an installed package has none; clone the "
+        "repository and run pip install -e . in it\n"
+    )
+    assert run("pool-sim", "--help")[0] == 0

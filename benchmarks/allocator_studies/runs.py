@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.sim.allocators.loads import WORKLOADS, make_load
-from hybrid_jax.sim.allocators.model_sizes import PUBLISHED, model_sizes
-from hybrid_jax.sim.allocators.names import make_memory, make_published, make_run
-from hybrid_jax.sim.allocators.paper_mode import run_paper
+from benchmarks.pools.loads import WORKLOADS, make_load
+from benchmarks.pools.model_sizes import PUBLISHED, model_sizes
+from benchmarks.pools.names import make_memory, make_published, make_run
+from benchmarks.pools.paper_mode import run_paper
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from benchmarks.allocator_studies.runs import (
     VARIANTS,
     Cell,
 )
-from hybrid_jax.sim.allocators.loads import WORKLOADS
+from benchmarks.pools.loads import WORKLOADS
 
 THREE = ("uniform_short", "mixed_long", "agentic_burst")
 RESAMPLES, BOOTSTRAP_SEED = 10_000, 20260520

@@ -21,6 +21,7 @@ from hybrid_jax.process.ending import INTERRUPTED
 from hybrid_jax.process.streams import encoding_of, is_terminal, say
 
 PACKAGE = Path(__file__).resolve().parents[1]
+POOLS = PACKAGE.parent / "benchmarks" / "pools"  # of a clone: what `pool-sim` runs
 # How typer words the message about a wrong value.
 VALID = re.compile(
     r"Input should be a valid (integer|number)(?:, unable to parse string as an? \w+)?"
@@ -215,4 +216,7 @@ def _usage_message(error: Any) -> str:
 def _raised_by_us(error: Exception) -> bool:
     """Whether the innermost frame is in this package. Errors raised by libraries are not the caller's mistakes."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)
+    if not frames:
+        return False
+    last = Path(frames[-1].filename).resolve()
+    return last.is_relative_to(PACKAGE) or last.is_relative_to(POOLS)

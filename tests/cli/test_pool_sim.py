@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
+from benchmarks.pools.paper_mode import PaperResult
+from benchmarks.pools.ticks import TickResult
 from hybrid_jax.cli import main as cli
-from hybrid_jax.sim.allocators.paper_mode import PaperResult
-from hybrid_jax.sim.allocators.ticks import TickResult
 from tests.cli.said import check_mistake, run_without_jax, table
 
 KEYS = {  # in both modes

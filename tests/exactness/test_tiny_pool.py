@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from benchmarks.pools.loads import make_load
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
-from hybrid_jax.sim.allocators.loads import make_load
 from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.conftest import load
 from tests.exactness.engines import make_engine, one_shape, start_over

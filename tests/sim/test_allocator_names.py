@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hybrid_jax.sim.allocators.names import make_published
+from benchmarks.pools.names import make_published
 from tests.sim.tiny import POOL as TINY
 
 

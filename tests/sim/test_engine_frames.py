@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.engine_frames import EngineFrames, SchedulerRun
-from hybrid_jax.sim.allocators.model_sizes import model_sizes
-from hybrid_jax.sim.allocators.names import make_run
-from hybrid_jax.sim.allocators.rivals import ideal
+from benchmarks.pools.engine_frames import EngineFrames, SchedulerRun
+from benchmarks.pools.model_sizes import model_sizes
+from benchmarks.pools.names import make_run
+from benchmarks.pools.rivals import ideal
 from tests.sim.tiny import MODEL, pool_load
 
 # Frames of 20 bytes: a page of four tokens takes one, a state three, once a request is past eight tokens.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import grain_bytes
 from benchmarks.grain_bytes import overwriting_traffic, ring_traffic, split_state
-from hybrid_jax.sim.allocators.model_sizes import model_sizes
+from benchmarks.pools.model_sizes import model_sizes
 from tests.sim.tiny import MODEL
 
 # Two layers with a word of columns each: of a state of 60 bytes 8 are columns. A record has 2, raw 4; a window 6.

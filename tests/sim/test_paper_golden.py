@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax.sim.allocators.loads import WORKLOADS, make_load
-from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
-from hybrid_jax.sim.allocators.names import make_published
-from hybrid_jax.sim.allocators.paper_mode import PaperResult, run_paper
-from hybrid_jax.sim.allocators.published import KV, STATE
+from benchmarks.pools.loads import WORKLOADS, make_load
+from benchmarks.pools.model_sizes import PUBLISHED
+from benchmarks.pools.names import make_published
+from benchmarks.pools.paper_mode import PaperResult, run_paper
+from benchmarks.pools.published import KV, STATE
 from tests.drawing import left_to_all
 
 DATA = Path(__file__).parent / "data"

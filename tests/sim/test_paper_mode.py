@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from hybrid_jax.sim.allocators.loads import PoolLoad
-from hybrid_jax.sim.allocators.model_sizes import (
+from benchmarks.pools.loads import PoolLoad
+from benchmarks.pools.model_sizes import (
     PUBLISHED,
     parse_pool,
     published_sizes,
 )
-from hybrid_jax.sim.allocators.paper_mode import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
-from hybrid_jax.sim.allocators.published import FixedDual
+from benchmarks.pools.paper_mode import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
+from benchmarks.pools.published import FixedDual
 from tests.sim.tiny import POOL as TINY
 
 JAMBA = PUBLISHED["jamba_1_5_mini"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
-from hybrid_jax.sim.allocators.published import (
+from benchmarks.pools.model_sizes import PUBLISHED
+from benchmarks.pools.published import (
     KV,
     STATE,
     Avmp,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.pools.model_sizes import model_sizes
+from benchmarks.pools.names import make_memory, make_run
+from benchmarks.pools.rivals import RING_KINDS, Amounts, rings_in_frames
 from hybrid_jax.geometry import ring_specs
-from hybrid_jax.sim.allocators.model_sizes import model_sizes
-from hybrid_jax.sim.allocators.names import make_memory, make_run
-from hybrid_jax.sim.allocators.rivals import RING_KINDS, Amounts, rings_in_frames
 from tests.sim.tiny import MODEL, pool_load
 
 A, B = range(2)

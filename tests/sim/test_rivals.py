@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.model_sizes import model_sizes
-from hybrid_jax.sim.allocators.names import make_memory
-from hybrid_jax.sim.allocators.rivals import (
+from benchmarks.pools.model_sizes import model_sizes
+from benchmarks.pools.names import make_memory
+from benchmarks.pools.rivals import (
     AvmpMemory,
     Superblocks,
     TwoEnded,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax.sim.allocators.loads import make_load
-from hybrid_jax.sim.allocators.model_sizes import PUBLISHED, model_sizes
-from hybrid_jax.sim.allocators.names import make_memory, make_run
-from hybrid_jax.sim.allocators.ticks import TickResult
+from benchmarks.pools.loads import make_load
+from benchmarks.pools.model_sizes import PUBLISHED, model_sizes
+from benchmarks.pools.names import make_memory, make_run
+from benchmarks.pools.ticks import TickResult
 from tests.drawing import EVERYTHING, left_to_all
 
 GIB = 1 << 30

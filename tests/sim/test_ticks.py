@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.names import make_memory, make_run, run_beside_ideal
-from hybrid_jax.sim.allocators.rivals import Amounts, fixed_dual, ideal
+from benchmarks.pools.names import make_memory, make_run, run_beside_ideal
+from benchmarks.pools.rivals import Amounts, fixed_dual, ideal
 from tests.sim.tiny import MODEL, pool_load
 
 # Tokens take 5 bytes each, by 4 at once; a state 60.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.pools.loads import PoolLoad
+from benchmarks.pools.model_sizes import LayerSizes, ModelSizes
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import sized_geometry
-from hybrid_jax.sim.allocators.loads import PoolLoad
-from hybrid_jax.sim.allocators.model_sizes import LayerSizes, ModelSizes
 from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 

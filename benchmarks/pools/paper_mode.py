@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult
-from hybrid_jax.sim.allocators.model_sizes import LayerSizes
-from hybrid_jax.sim.allocators.published import KV, STATE, FixedDual
+from benchmarks.pools.loads import PoolLoad, PoolResult
+from benchmarks.pools.model_sizes import LayerSizes
+from benchmarks.pools.published import KV, STATE, FixedDual
 
 DEPARTURE, GROWTH, ARRIVAL = 0, 1, 2  # in this order within a tick
 OF_ALLOCATOR = (  # fields of a result that an allocator counts by the same names

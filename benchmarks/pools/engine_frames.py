@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.pools.loads import PoolLoad
+from benchmarks.pools.model_sizes import ModelSizes
+from benchmarks.pools.published import Counters
+from benchmarks.pools.ticks import PoolSizes, TickResult, TickRun
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -14,10 +18,6 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.schedule.turn import Turn
-from hybrid_jax.sim.allocators.loads import PoolLoad
-from hybrid_jax.sim.allocators.model_sizes import ModelSizes
-from hybrid_jax.sim.allocators.published import Counters
-from hybrid_jax.sim.allocators.ticks import PoolSizes, TickResult, TickRun
 from hybrid_jax.sizing.budget import MAX_SLOTS
 
 ENTRY_BYTES = ITEM_BYTES["int32"]  # of the slot table on the device, a frame id

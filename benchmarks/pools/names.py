@@ -25,13 +25,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.config import MAX_GRAIN
-from hybrid_jax.sim.allocators.engine_frames import EngineFrames, SchedulerRun
-from hybrid_jax.sim.allocators.loads import PoolLoad
-from hybrid_jax.sim.allocators.model_sizes import LayerSizes, ModelSizes
-from hybrid_jax.sim.allocators.published import Avmp, FixedDual, PaddedUnified
-from hybrid_jax.sim.allocators.rivals import (
+from benchmarks.pools.engine_frames import EngineFrames, SchedulerRun
+from benchmarks.pools.loads import PoolLoad
+from benchmarks.pools.model_sizes import LayerSizes, ModelSizes
+from benchmarks.pools.published import Avmp, FixedDual, PaddedUnified
+from benchmarks.pools.rivals import (
     RING_KINDS,
     Amounts,
     AvmpMemory,
@@ -44,7 +42,9 @@ from hybrid_jax.sim.allocators.rivals import (
     rings_in_frames,
     vllm_big_block,
 )
-from hybrid_jax.sim.allocators.ticks import TickResult, TickRun
+from benchmarks.pools.ticks import TickResult, TickRun
+from hybrid_jax.byte_sizes import parse_size
+from hybrid_jax.config import MAX_GRAIN
 
 SGLANG_SHARE = 0.9 / 1.9  # SGLang's ratio of 0.9 is states over KV, not states over all
 LEAST_BLOCK = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-COUNTS = Path(__file__).parents[1] / "loads" / "sharegpt_prompt_tokens.json"
+COUNTS = Path(__file__).parent / "data" / "sharegpt_prompt_tokens.json"
 COLUMNS = ["workload", "seed", "request_id", "prompt_len", "gen_len", "arrival_tick"]
 LEAST = {"prompt_len": 1, "gen_len": 1}  # 0 elsewhere
 MOST = {"prompt_len": 1 << 22, "gen_len": 1 << 22}  # 10^15 elsewhere

@@ -7,12 +7,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from benchmarks.pools.engine_frames import ENTRY_BYTES, require_frames
+from benchmarks.pools.loads import PoolLoad
+from benchmarks.pools.model_sizes import ModelSizes
+from benchmarks.pools.published import KV, STATE, Avmp, Counters
+from benchmarks.pools.ticks import PoolSizes, TickRun
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.sim.allocators.engine_frames import ENTRY_BYTES, require_frames
-from hybrid_jax.sim.allocators.loads import PoolLoad
-from hybrid_jax.sim.allocators.model_sizes import ModelSizes
-from hybrid_jax.sim.allocators.published import KV, STATE, Avmp, Counters
-from hybrid_jax.sim.allocators.ticks import PoolSizes, TickRun
 
 Parts = tuple[int, ...]  # units of KV, of a state, and of what else a request needs
 

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from benchmarks.pools.model_sizes import LayerSizes
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.sim.allocators.model_sizes import LayerSizes
 
 KV, STATE = 0, 1  # kinds of memory: pages of keys and values, recurrent states
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult
-from hybrid_jax.sim.allocators.model_sizes import ModelSizes
-from hybrid_jax.sim.allocators.published import Counters
+from benchmarks.pools.loads import PoolLoad, PoolResult
+from benchmarks.pools.model_sizes import ModelSizes
+from benchmarks.pools.published import Counters
 
 DEPARTURE, DECODE, GROWTH, ARRIVAL = 0, 1, 2, 3  # in this order within a tick
 # Fields of a result that a run and an allocator count by the same names.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import Attention, EngineConfig
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, fit_geometry, ring_specs, token_words
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout
 from hybrid_jax.kinds.table import entry_of, kind_of, recurrent_kind
-from hybrid_jax.sim.model_specs import FOLDER, load_spec, names
+from hybrid_jax.sim.model_specs import load_spec, names
 
 PAGE_TOKENS = 16
 ALIGNMENT = 128
@@ -19,6 +20,8 @@ DTYPE = "bfloat16"  # of KV and convolution columns; states are float32
 MIN_PAGE_TOKENS = 16  # as on an accelerator
 HEAD_DIM = 64  # channels of a head, for a recurrence without heads
 CONV_COLUMNS = 3  # of the published models, in the rings alone
+
+POOLS = Path(__file__).parent / "data" / "published_pools.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +118,7 @@ def _published(name: str, *, inner_size: int, state_size: int) -> LayerSizes:
 
 # The second is made up: its states are larger, the rest is the first's.
 PUBLISHED = {
-    name: _published(name, **sizes)
-    for name, sizes in json.loads((FOLDER / "published_pools.json").read_text("utf-8")).items()
+    name: _published(name, **sizes) for name, sizes in json.loads(POOLS.read_text("utf-8")).items()
 }
 
 
