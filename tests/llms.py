@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -44,6 +45,11 @@ def tiny_llm(**options):
     config = replace(tiny_model("bamba")[0], vocab_size=256, max_position=1024)
     options = {"max_rows": 4, "prefill_tokens": 32, "tokenizer": byte_tokenizer()} | options
     return LLM.from_params(config, redrawn(config, seed=0), quiet=True, **options)
+
+
+def opened(config):
+    """What is opened of a model without weights."""
+    return SimpleNamespace(config=config, load=lambda **_: (config, None))
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +90,7 @@ def llm(make_llm):
 def fake_model(monkeypatch, tmp_path, tokenizer):
     """A directory that LLM loads without weights; returns its path."""
     monkeypatch.setattr(starting, "Engine", FakeEngine)
-    monkeypatch.setattr(starting, "load_config_with_drafter", lambda path, drafts: CONFIG)
-    loaded = lambda path, drafts, dtype, progress: (CONFIG, None)  # noqa: E731
-    monkeypatch.setattr(starting, "load_with_drafter", loaded)
+    monkeypatch.setattr(starting, "open_with_drafter", lambda *_: opened(CONFIG))
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return tmp_path

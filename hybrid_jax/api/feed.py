@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hybrid_jax.api.arguments import checks_arguments
-from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import Call, EngineThread, own_error
+from hybrid_jax.api.intake import Intake
 from hybrid_jax.api.outputs import RequestOutput
 from hybrid_jax.api.questions import expect_everything
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.prompts import Prompts
-
-Accept = Callable[[Prompts, SamplingParams | Sequence[SamplingParams] | None], list[Job]]
 
 
 class Ticket(Call):
@@ -48,18 +46,11 @@ class Feed:
     There is no limit on how many are under way, and each one is held in memory until it is finished.
 
     Args:
-        thread: of the LLM.
-        accept: makes jobs of prompts and parameters, or raises.
-        foresee: prepares what parameters request, and returns at once.
+        thread, intake: of the LLM.
     """
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        accept: Accept,
-        foresee: Callable[[SamplingParams], None] = lambda params: None,
-    ) -> None:
-        self._thread, self._accept, self._foresee = thread, accept, foresee
+    def __init__(self, thread: EngineThread, intake: Intake) -> None:
+        self._thread, self._intake = thread, intake
         self._tickets: list[Ticket] = []
         self._added: list[Ticket] = []  # since the last step
         self._closed = False
@@ -78,7 +69,7 @@ class Feed:
             RuntimeError: the LLM or this feed was closed.
         """
         self._check()
-        ticket = Ticket(self._accept(prompts, sampling_params), stepped=True)
+        ticket = Ticket(self._intake.jobs(prompts, sampling_params), stepped=True)
         self._tickets.append(ticket)
         self._added.append(ticket)
         return ticket
@@ -93,7 +84,7 @@ class Feed:
         if sampling_params.asks_more_than_tokens and not self._expects_everything:
             self._thread.ask(expect_everything)
             self._expects_everything = True
-        self._foresee(sampling_params)
+        self._intake.foresee(sampling_params)
 
     def step(self) -> list[Ticket]:
         """Starts what was added, takes one turn of the engine, and returns the tickets that are finished, in order.

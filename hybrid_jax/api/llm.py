@@ -333,7 +333,7 @@ class LLM(Reader):
             >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
             [4, 4]
         """
-        return Feed(self._thread, self._intake.jobs, self._intake.foresee)
+        return Feed(self._thread, self._intake)
 
     @checks_arguments
     def chat(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.weights import add_draft, load_config_with_drafter, load_with_drafter
+from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter
 
 LOG = logging.getLogger("hybrid_jax.engine")
 UNOPTIMIZED = "jax_disable_most_optimizations"
@@ -72,18 +72,17 @@ def start_folder(
     Raises:
         As `LLM`.
     """
-    drafts = settings.get("speculation")
-    stored = load_config_with_drafter(folder, drafts)
-    device = first_device()
-    dtype = resolve_dtype(dtype, stored.dtype, on_cpu=device.platform == "cpu")
+    opened = open_with_drafter(folder, settings.get("speculation"))
+    stored_dtype, device = opened.config.dtype, first_device()
+    dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
     wait_for_dropped(SECONDS_FOR_DROPPED)
-    engine_config = choose_engine_config(stored, settings, dtype=dtype)
+    engine_config = choose_engine_config(opened.config, settings, dtype=dtype)
     programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-        config, params = load_with_drafter(folder, drafts, dtype=dtype, progress=report)
+        config, params = opened.load(dtype=cast(Dtype, dtype), progress=report)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, stored.dtype)
+    return _started(config, params, engine_config, programs, stored_dtype)
 
 
 @own_settings()
@@ -103,7 +102,8 @@ def start_params(
     programs = enable_compile_cache(device=first_device())
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
-    config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
+    second = open_second(config, settings.get("speculation"))
+    config, params = add_second(config, params, second, dtype=dtype)
     engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
     config = with_end_token(config, tokenizer)
     return _started(config, params, engine_config, programs, dtype)

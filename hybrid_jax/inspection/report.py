@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,20 @@ from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.models import known as known_models
+from hybrid_jax.models.checkpoint import base_of, open_checkpoint, stored_cut
+from hybrid_jax.models.checkpoint import read_config as read_config_file
 from hybrid_jax.models.files import (
     BUNDLED,
     CONFIG_FILE,
     CUT_FILE,
     STORED_CONFIG_FILE,
     CheckpointNotFound,
-    base_of,
-    config_of,
     here_or_packed,
     how_to_get,
     known_names,
     similar,
-    stored_cut,
 )
-from hybrid_jax.models.files import read_config as read_config_file
-from hybrid_jax.models.weight_files import stored_dtype, weights_problem
+from hybrid_jax.models.weight_files import weights_problem
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.devices import Device, card, host, installed_gpu, with_memory
@@ -299,7 +296,4 @@ def read_config(path: str | Path) -> ModelConfig:
             f"inspect_model: {named} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a "
             f"known model: {', '.join(names)}{similar(path, names)}"
         )
-    config = config_of(given, "inspect_model")
-    if (given / STORED_CONFIG_FILE).exists():
-        return config
-    return replace(config, dtype=stored_dtype(given) or config.dtype)
+    return open_checkpoint(given, "inspect_model").config

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models.files import CONFIG_FILE, KNOWN_MODELS, known_names, read_config
+from hybrid_jax.models.checkpoint import read_config
+from hybrid_jax.models.files import CONFIG_FILE, KNOWN_MODELS, known_names
 
 
 @functools.cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybrid_jax.config.model_directory import dangling, is_there, pointer, read_json
+from hybrid_jax.config.model_directory import dangling, is_there, read_json
 from hybrid_jax.models.files import FETCH_ORIGINAL, CheckpointNotFound
+from hybrid_jax.models.headers import Header, read_header
 
 LOG = logging.getLogger("hybrid_jax.files")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,8 +22,6 @@ SHARD = re.compile(
 # Safetensors files that hold something else than a model, by how their names begin.
 OTHER_CONTENT = ("adapter", "cut.", "optimizer", "scheduler", "random_states", "training")
 DTYPES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-OWN_ERRORS = "load_model: "  # how they begin
-MAX_HEADER = 100_000_000  # bytes; longer ones are refused when the file is read
 PICKLED = (
     "weights pickled by torch; `AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)` of transformers writes "
     "them as safetensors"
@@ -59,6 +58,12 @@ class WeightFiles:
     name: str
     files: tuple[Path, ...]
     places: Mapping[str, Path] = field(default_factory=dict)
+
+    @functools.cached_property
+    def headers(self) -> dict[Path, Header]:
+        """Of the files; not of those that are not there although an index names them."""
+        there = (file for file in self.files if not self.places or file.is_file())
+        return {file: read_header(file) for file in there}
 
 
 def find_weight_files(folder: Path) -> list[WeightFiles]:
@@ -154,18 +159,18 @@ def _instead(folder: Path) -> str:
     return "fetch the weights too"
 
 
-def stored_dtype(folder: Path) -> str | None:
+def stored_dtype(found: Sequence[WeightFiles]) -> str | None:
     """The dtype in which most bytes of a directory's weights are stored; None if that cannot be told.
 
-    Only the headers of the files are read. What is wrong with them shows when the weights are loaded.
+    Raises:
+        As `read_header`.
     """
-    try:
-        sizes: list[Counter[str]] = [
-            sum((_bytes_by_dtype(file) for file in found.files), Counter[str]())
-            for found in find_weight_files(folder)
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    if any(len(files.headers) < len(files.files) for files in found):
         return None
+    sizes: list[Counter[str]] = [
+        sum((_bytes_by_dtype(read) for read in files.headers.values()), Counter[str]())
+        for files in found
+    ]
     largest = max(sizes, key=Counter.total)
     return most_bytes(largest)
 
@@ -175,20 +180,9 @@ def weights_problem(folder: Path) -> str | None:
     try:
         for found in find_weight_files(folder):
             for file in found.files:
-                if file.is_symlink() and not file.exists():
-                    return dangling(file)
-                if not file.is_file():
-                    return f"{file} does not exist; the checkpoint is incomplete"
-                with file.open("rb") as opened:
-                    said = pointer(opened.read(64))
-                if said:
-                    return f"{file} {said}"
-                _bytes_by_dtype(file)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        text = str(error)
-        if text.startswith(OWN_ERRORS):
-            return text.removeprefix(OWN_ERRORS)
-        return f"a header cannot be read ({type(error).__name__}: {text}); fetch the weights again"
+                read_header(file)
+    except (OSError, ValueError) as error:
+        return str(error).removeprefix("load_model: ")
     return None
 
 
@@ -198,20 +192,8 @@ def most_bytes(sizes: Mapping[str, int]) -> str | None:
     return DTYPES[max(known, key=lambda name: known[name])] if known else None
 
 
-def _bytes_by_dtype(file: Path) -> Counter[str]:
-    """The bytes of the tensors of a file, by dtype."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length)) if length <= MAX_HEADER else {}
-    header.pop("__metadata__", None)
-    found, end = Counter[str](), 0
-    for entry in header.values():
-        start, stop = entry["data_offsets"]
-        found[entry["dtype"]] += stop - start
-        end = max(end, stop)
-    size = file.stat().st_size
-    if 8 + length + end > size:
-        raise ValueError(
-            f"{OWN_ERRORS}{file} is truncated, it should have {8 + length + end} bytes, it has {size}; fetch it again"
-        )
+def _bytes_by_dtype(header: Header) -> Counter[str]:
+    found = Counter[str]()
+    for dtype, _, start, stop in header.entries.values():
+        found[dtype] += stop - start
     return found

@@ -20,7 +20,7 @@ from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
-from hybrid_jax.models.files import to_json
+from hybrid_jax.models.stored_config import to_json
 from hybrid_jax.text.tokenizer import byte_alphabet
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import HELD_OUT_SHARE, SPECIAL_TOKENS, Corpus

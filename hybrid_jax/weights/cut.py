@@ -15,15 +15,9 @@ from safetensors.numpy import save
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.models.checkpoint import CUT_NUMBERS, EXIT_HEAD, stored_cut
 from hybrid_jax.models.cut import cut_params, exit_params
-from hybrid_jax.models.files import (
-    BUNDLED,
-    CUT_FILE,
-    CUT_NUMBERS,
-    EXIT_HEAD,
-    CheckpointNotFound,
-    stored_cut,
-)
+from hybrid_jax.models.files import BUNDLED, CUT_FILE, CheckpointNotFound
 from hybrid_jax.weights.digest import sample
 from hybrid_jax.weights.safetensors import StoredTensor, read_file
 

@@ -14,15 +14,16 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Part, Rows, Stored
-from hybrid_jax.models import FAMILIES, Family
+from hybrid_jax.models import Family
+from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
-from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.files import ReportBytes
+from hybrid_jax.models.headers import read_header
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
 from hybrid_jax.products.operations import OPERATIONS
 from hybrid_jax.weights.names import Spelling, nearest, spellings
 from hybrid_jax.weights.recognize import recognized
-from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_file, read_tensors
+from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_tensors
 
 LOG = logging.getLogger("hybrid_jax.files")
 PIECE = 1 << 24  # bytes compared at a time
@@ -56,11 +57,11 @@ class Arranged(NamedTuple):
 
 
 def load_hf(
-    folder: Path, config: ModelConfig, dtype: str, progress: ReportBytes
+    checkpoint: Checkpoint, config: ModelConfig, dtype: str, progress: ReportBytes
 ) -> tuple[ModelConfig, dict]:
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""
-    config, tree, tensors = _find(folder, config)
+    config, tree, tensors = _find(checkpoint, config)
     parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]
     sizes: Counter[str] = Counter()
     for name in parts:
@@ -86,25 +87,20 @@ def load_hf(
     return config, jax.tree.map(build, tree)  # a Stored is a leaf
 
 
-def family_of(folder: Path, config: ModelConfig) -> Family:
-    """The family of the model in a Hugging Face directory, by its config.json."""
-    return FAMILIES[config.family].of(HFConfig(read_json(folder / CONFIG_FILE), config.family))
-
-
-def _find(folder: Path, config: ModelConfig) -> Arranged:
+def _find(checkpoint: Checkpoint, config: ModelConfig) -> Arranged:
     """The tensors of a directory, from model.safetensors if that is whole, else from the shards of an index.
 
     Raises:
         As `load_model`.
     """
-    family = family_of(folder, config)
-    first, *rest = find_weight_files(folder)
+    folder, family = checkpoint.folder, checkpoint.family
+    first, *rest = checkpoint.weights or find_weight_files(folder)
     try:
-        found = _arrange(first, family, config, folder)
+        found = _arrange(first, checkpoint, family, config)
     except (ValueError, NotImplementedError) as error:
         for other in rest:
             try:
-                found = _arrange(other, family, config, folder)
+                found = _arrange(other, checkpoint, family, config)
             except (ValueError, NotImplementedError) as second:
                 raise type(second)(
                     f"{second} (read as {other.name} says; {first.name} beside it does not fit either)"
@@ -117,12 +113,15 @@ def _find(folder: Path, config: ModelConfig) -> Arranged:
     return found
 
 
-def _arrange(files: WeightFiles, family: Family, config: ModelConfig, folder: Path) -> Arranged:
+def _arrange(
+    files: WeightFiles, checkpoint: Checkpoint, family: Family, config: ModelConfig
+) -> Arranged:
     """Reads the names of all tensors, and finds the spelling in which they make the model.
 
     Raises:
         As `load_model`.
     """
+    folder = checkpoint.folder
     raw = {tensor.name: tensor for tensor in read_tensors(files)}
     elsewhere = [name for name in files.places if name not in raw]
     ways: list[tuple[int, str, Arranged, Spelling]] = []
@@ -144,7 +143,7 @@ def _arrange(files: WeightFiles, family: Family, config: ModelConfig, folder: Pa
     if prefix not in ("", family.root):
         LOG.info("%s: names of tensors are read without %s", folder, prefix)
     absent = {spelling[name]: (name, files.places[name]) for name in elsewhere}
-    _check(found, family, folder, files, absent)
+    _check(found, checkpoint, files, absent)
     return found
 
 
@@ -209,8 +208,7 @@ def _settle_head(
 
 def _check(
     found: Arranged,
-    family: Family,
-    folder: Path,
+    checkpoint: Checkpoint,
     files: WeightFiles,
     absent: dict[str, tuple[str, Path]],
 ) -> None:
@@ -220,7 +218,7 @@ def _check(
         absent: tensors that an index names and no file has: their names there, and the file in which it puts them.
     """
     config, tree, tensors = found
-    expected = _parts(tree)
+    folder, family, expected = checkpoint.folder, checkpoint.family, _parts(tree)
     missing = [name for name in expected if name not in tensors and not family.may_lack(name)]
     wrong = [
         name
@@ -237,13 +235,13 @@ def _check(
     later = {number for number in layers.values() if number >= len(config.layers)}
     unknown = [n for n in spare if layers[n] not in later and _matters(n, family)]
     if missing or wrong or packed or unknown:
-        other = recognized(folder, expected, tensors)
+        other = recognized(checkpoint, expected, tensors)
         if other is not None:
             raise other
     for name in absent:  # as the index has them
         if name in missing:
             stored_as, shard = absent[name]
-            read_file(shard)  # says what is wrong with a file that is not there
+            read_header(shard)  # says what is wrong with a file that is not there
             raise ValueError(
                 f"load_model: tensor {stored_as} is not in {shard.name}, where {folder / files.name} puts it"
             )

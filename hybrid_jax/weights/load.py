@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
 from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig, SpeculationConfig
 from hybrid_jax.models import FAMILIES
+from hybrid_jax.models.checkpoint import Checkpoint, base_of, open_checkpoint, stored_cut
 from hybrid_jax.models.family import NO_HEAD
-from hybrid_jax.models.files import (
-    CUT_FILE,
-    STORED_CONFIG_FILE,
-    CheckpointNotFound,
-    ReportBytes,
-    base_of,
-    config_of,
-    model_folder,
-    model_or_bundled,
-    stored_cut,
-)
-from hybrid_jax.models.weight_files import stored_dtype
+from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound, ReportBytes, model_or_bundled
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.weights.cut import add_cut
-from hybrid_jax.weights.hugging_face import family_of, load_hf
+from hybrid_jax.weights.hugging_face import load_hf
 from hybrid_jax.weights.orbax import load_orbax
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -72,123 +62,7 @@ def load_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
-    folder = model_or_bundled(path)
-    if (folder / CUT_FILE).is_file():
-        _refuse_head(folder, mtp)
-        base = base_of(folder)
-        plain = _load_plain(base, dtype, False, progress)
-        return add_cut(folder, *plain, exit_head=exit_head)
-    _refuse_exit(folder, exit_head)
-    return _load_plain(folder, dtype, mtp, progress)
-
-
-def _load_plain(
-    folder: Path, dtype: Dtype, mtp: bool, progress: ReportBytes | None
-) -> tuple[ModelConfig, dict]:
-    """A model without a cut of its own."""
-    config = _plain_config(folder, mtp)
-    report = progress or (lambda done, total: None)
-    if (folder / STORED_CONFIG_FILE).is_file():
-        stored, params = load_orbax(folder, config_of(folder), dtype, report)
-        if stored.mtp and not mtp:
-            params.pop("mtp")
-        return replace(stored, mtp=config.mtp), params
-    return load_hf(folder, config, dtype, report)
-
-
-def _mtp_layers(folder: Path, config: ModelConfig) -> tuple[LayerSpec, ...]:
-    stored = (folder / STORED_CONFIG_FILE).is_file() or config.family not in FAMILIES
-    make = None if stored else family_of(folder, config).mtp
-    if make is None:
-        known = ", ".join(name for name, family in FAMILIES.items() if family.mtp)
-        raise ValueError(
-            f"load_model: {folder} of family {config.family} has no head for multi-token prediction that is "
-            f"supported; Hugging Face checkpoints of {known} may have one; {NO_HEAD}"
-        )
-    return make(config)
-
-
-def load_with_drafter(
-    path: str | Path,
-    speculation: SpeculationConfig | None,
-    *,
-    dtype: Dtype = "auto",
-    progress: ReportBytes | None = None,
-) -> tuple[ModelConfig, dict]:
-    """Reads a model and what is to draft for it: its head, or the second model, in the same dtype.
-
-    Args:
-        path, dtype, progress: as in `load_model`.
-        speculation: how an engine is to draft; None for not at all.
-
-    Returns:
-        Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
-
-    Raises:
-        As `load_model`.
-        ValueError: the second model has another vocabulary.
-    """
-    config, params = load_model(path, dtype=dtype, progress=progress, **_heads(speculation))
-    return add_draft(config, params, speculation, dtype=config.dtype, progress=progress)
-
-
-def load_config_with_drafter(
-    path: str | Path, speculation: SpeculationConfig | None
-) -> ModelConfig:
-    """The config that `load_with_drafter` would return, but for the dtype; reads no weights."""
-    config = load_config(path, **_heads(speculation))
-    return config if speculation is None else _with_second(config, speculation)
-
-
-def _heads(speculation: SpeculationConfig | None) -> dict[str, bool]:
-    """Which of a model's heads are to draft, as `load_model` takes them."""
-    method = None if speculation is None else speculation.method
-    return {"mtp": method == "mtp", "exit_head": method == "exit"}
-
-
-def add_draft(
-    config: ModelConfig,
-    params: dict,
-    speculation: SpeculationConfig | None,
-    *,
-    dtype: str,
-    progress: ReportBytes | None = None,
-) -> tuple[ModelConfig, dict]:
-    """A model in memory, in `dtype`, and beside it the second model that `speculation` names, if it names one.
-
-    Raises:
-        As `load_with_drafter`.
-    """
-    if speculation is None or speculation.model is None:
-        return config, params
-    _with_second(config, speculation)
-    draft, weights = load_model(speculation.model, dtype=cast(Dtype, dtype), progress=progress)
-    return with_draft(config, draft, speculation.model), params | {"draft": weights}
-
-
-def _with_second(config: ModelConfig, speculation: SpeculationConfig) -> ModelConfig:
-    """A model's config with the second model that `speculation` names, if it names one."""
-    if speculation.model is None:
-        return config
-    try:
-        draft = load_config(speculation.model)
-    except CheckpointNotFound as error:
-        raise CheckpointNotFound(f"the second model: {error}") from error
-    return with_draft(config, draft, speculation.model)
-
-
-def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfig:
-    """A model's config with a second model, read from `path`, that drafts for it.
-
-    Raises:
-        ValueError: the second model has another vocabulary.
-    """
-    if draft.vocab_size != config.vocab_size:
-        raise ValueError(
-            f"SpeculationConfig: model must have the vocabulary of the model that it drafts for, {config.vocab_size} "
-            f"tokens, and {path} has {draft.vocab_size}; use a smaller model of the same family"
-        )
-    return replace(config, mtp=(), draft=draft)
+    return open_model(path, mtp=mtp, exit_head=exit_head).load(dtype=dtype, progress=progress)
 
 
 def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False) -> ModelConfig:
@@ -200,36 +74,146 @@ def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False)
     Raises:
         FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
     """
-    folder = model_folder(path)
+    return open_model(path, mtp=mtp, exit_head=exit_head).config
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenModel:
+    """A model whose small files have been read, and whose weights have not.
+
+    Attributes:
+        checkpoint: of the model without a cut.
+        plain: its config, with the head for multi-token prediction if that is asked for.
+        config: of the whole model: with its cut, and with the second model.
+        cut: the directory with what a cut changes; None for a model without one.
+        second: a second model that drafts, or None.
+    """
+
+    checkpoint: Checkpoint
+    plain: ModelConfig
+    config: ModelConfig
+    cut: Path | None = None
+    second: OpenModel | None = None
+
+    def load(
+        self, *, dtype: Dtype = "auto", progress: ReportBytes | None = None
+    ) -> tuple[ModelConfig, dict]:
+        """Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
+
+        Raises:
+            As `load_model`.
+        """
+        report = progress or (lambda done, total: None)
+        if self.checkpoint.is_stored:
+            stored = self.checkpoint
+            config, params = load_orbax(stored.folder, stored.config, dtype, report)
+            if config.mtp and not self.plain.mtp:
+                params.pop("mtp")
+            config = replace(config, mtp=self.plain.mtp)
+        else:
+            config, params = load_hf(self.checkpoint, self.plain, dtype, report)
+        if self.cut is not None:
+            config, params = add_cut(self.cut, config, params, exit_head=self.config.exit_head)
+        return add_second(config, params, self.second, dtype=config.dtype, progress=progress)
+
+
+def open_model(path: str | Path | None, *, mtp: bool = False, exit_head: bool = False) -> OpenModel:
+    """Reads the small files of a model's directory; the arguments are those of `load_model`.
+
+    Raises:
+        As `load_model`.
+    """
+    folder = model_or_bundled(path)
     if (folder / CUT_FILE).is_file():
-        _refuse_head(folder, mtp)
-        base = _plain_config(base_of(folder), False)
-        return stored_cut(folder, base, exit_head=exit_head)
-    _refuse_exit(folder, exit_head)
-    return _plain_config(folder, mtp)
-
-
-def _refuse_head(folder: Path, mtp: bool) -> None:
-    if mtp:
-        raise ValueError(
-            f"load_model: {folder} has a cut, so the tokens of prompts have no last hidden states, from which a head "
-            f"for multi-token prediction drafts; {NO_HEAD}"
-        )
-
-
-def _refuse_exit(folder: Path, exit_head: bool) -> None:
+        if mtp:
+            raise ValueError(
+                f"load_model: {folder} has a cut, so the tokens of prompts have no last hidden states, from which a "
+                f"head for multi-token prediction drafts; {NO_HEAD}"
+            )
+        base = open_checkpoint(base_of(folder))
+        plain = replace(base.config, mtp=())
+        config = stored_cut(folder, plain, exit_head=exit_head)
+        return OpenModel(checkpoint=base, plain=plain, config=config, cut=folder)
     if exit_head:
         raise ValueError(
             f"load_model: {folder} was not made by `hybrid-jax distill`, so it has no head on a cut that drafts; "
             "choose another speculation than 'exit'"
         )
+    checkpoint = open_checkpoint(folder)
+    head = (checkpoint.config.mtp or _mtp_layers(checkpoint)) if mtp else ()
+    config = replace(checkpoint.config, mtp=head)
+    return OpenModel(checkpoint=checkpoint, plain=config, config=config)
 
 
-def _plain_config(folder: Path, mtp: bool) -> ModelConfig:
-    """The config of a model without a cut of its own."""
-    config = config_of(folder)
-    if not (folder / STORED_CONFIG_FILE).is_file():
-        config = replace(config, dtype=stored_dtype(folder) or config.dtype)
-    if not mtp:
-        return replace(config, mtp=())
-    return config if config.mtp else replace(config, mtp=_mtp_layers(folder, config))
+def _mtp_layers(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
+    config = checkpoint.config
+    make = None if checkpoint.is_stored else checkpoint.family.mtp
+    if make is None:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.mtp)
+        raise ValueError(
+            f"load_model: {checkpoint.folder} of family {config.family} has no head for multi-token prediction that is "
+            f"supported; Hugging Face checkpoints of {known} may have one; {NO_HEAD}"
+        )
+    return make(config)
+
+
+# --- what drafts for a model ------------------------------------------------------------------------
+
+
+def open_with_drafter(path: str | Path, speculation: SpeculationConfig | None) -> OpenModel:
+    """As `open_model`, with what is to draft for the model: its head, or a second model.
+
+    Args:
+        path: as in `load_model`.
+        speculation: how an engine is to draft; None for not at all.
+
+    Raises:
+        As `load_model`.
+        ValueError: the second model has another vocabulary.
+    """
+    method = None if speculation is None else speculation.method
+    opened = open_model(path, mtp=method == "mtp", exit_head=method == "exit")
+    second = open_second(opened.config, speculation)
+    if second is None:
+        return opened
+    return replace(opened, second=second, config=with_draft(opened.config, second.config))
+
+
+def open_second(config: ModelConfig, speculation: SpeculationConfig | None) -> OpenModel | None:
+    """The second model that `speculation` names, if it names one, for a model with this config.
+
+    Raises:
+        As `open_with_drafter`.
+    """
+    if speculation is None or speculation.model is None:
+        return None
+    try:
+        second = open_model(speculation.model)
+    except CheckpointNotFound as error:
+        raise CheckpointNotFound(f"the second model: {error}") from error
+    if second.config.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"SpeculationConfig: model must have the vocabulary of the model that it drafts for, {config.vocab_size} "
+            f"tokens, and {speculation.model} has {second.config.vocab_size}; use a smaller model of the same family"
+        )
+    return second
+
+
+def with_draft(config: ModelConfig, draft: ModelConfig) -> ModelConfig:
+    """A model's config with a second model that drafts for it."""
+    return replace(config, mtp=(), draft=draft)
+
+
+def add_second(
+    config: ModelConfig,
+    params: dict,
+    second: OpenModel | None,
+    *,
+    dtype: str,
+    progress: ReportBytes | None = None,
+) -> tuple[ModelConfig, dict]:
+    """A model in memory, in `dtype`, and beside it the second model, if there is one."""
+    if second is None:
+        return config, params
+    draft, weights = second.load(dtype=cast(Dtype, dtype), progress=progress)
+    return with_draft(config, draft), params | {"draft": weights}

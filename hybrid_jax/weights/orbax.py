@@ -15,7 +15,8 @@ from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.kind import map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
-from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
+from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder
+from hybrid_jax.models.stored_config import to_json
 from hybrid_jax.process.own_settings import own_settings
 
 PARAMS_FOLDER = "params"

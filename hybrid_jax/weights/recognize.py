@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hybrid_jax.config.model_directory import MERGE
 from hybrid_jax.kinds.tensors import Part
-from hybrid_jax.models.files import CONFIG_FILE, FETCH_ORIGINAL, read_json
+from hybrid_jax.models.checkpoint import Checkpoint
+from hybrid_jax.models.files import FETCH_ORIGINAL
 from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor
 
 # Tensors that each way of quantising leaves beside or in place of the weights, the more telling ones first.
@@ -41,7 +43,7 @@ UNQUANTISED = "fetch an unquantised checkpoint"
 
 
 def recognized(
-    folder: Path, expected: Mapping[str, Part], tensors: Mapping[str, StoredTensor]
+    checkpoint: Checkpoint, expected: Mapping[str, Part], tensors: Mapping[str, StoredTensor]
 ) -> NotImplementedError | None:
     """An error that says what a directory holds if it is no plain checkpoint; None if it looks like one.
 
@@ -49,17 +51,20 @@ def recognized(
         expected: what the model is made from, by name.
         tensors: what its files hold, by name, those of the model as `expected` names them.
     """
+    folder = checkpoint.folder
     adapted = next((t for t in tensors.values() if ADAPTER.search(t.name)), None)
     if adapted is not None:
         return NotImplementedError(
             f"load_model: {folder} holds an adapter that is not merged (tensor {adapted.name}), which is not "
             f"supported; {MERGE}"
         )
-    return _quantised(folder, expected, tensors) or _of_another_program(folder, expected, tensors)
+    return _quantised(checkpoint, expected, tensors) or _of_another_program(
+        folder, expected, tensors
+    )
 
 
 def _quantised(
-    folder: Path, expected: Mapping[str, Part], tensors: Mapping[str, StoredTensor]
+    checkpoint: Checkpoint, expected: Mapping[str, Part], tensors: Mapping[str, StoredTensor]
 ) -> NotImplementedError | None:
     modules = {name[: dot.start()] for name in expected for dot in re.finditer(r"\.|$", name)}
     found = [
@@ -74,13 +79,13 @@ def _quantised(
     kind, tensor = found[0] if found else ("", wrong[0])
     if not kind and tensor.dtype.startswith(FLOATS_OF_8_BITS):
         kind = "FP8"
-    bits = _mlx_bits(folder)
+    bits = _mlx_bits(checkpoint.fields.get("quantization"))
     if bits is not None and any(t.dtype == "U32" for t in wrong):
         kind = f"MLX{bits}"
     of = f" ({kind})" if kind else ""
     shown = wrong[0] if wrong else tensor
     return NotImplementedError(
-        f"load_model: {folder} holds quantised weights{of}, which are not supported: tensor {shown.name} of "
+        f"load_model: {checkpoint.folder} holds quantised weights{of}, which are not supported: tensor {shown.name} of "
         f"{shown.file.name} has dtype {shown.dtype}"
         + (f", and {tensor.name} is there" if tensor is not shown else "")
         + f"; {UNQUANTISED}"
@@ -93,10 +98,8 @@ def _stem(name: str) -> str:
     return outer if outer.endswith(".experts") else name
 
 
-def _mlx_bits(folder: Path) -> str | None:
+def _mlx_bits(about: Any) -> str | None:
     """How many bits the `quantization` of MLX in config.json says; None if there is none."""
-    file = folder / CONFIG_FILE
-    about = read_json(file).get("quantization") if file.is_file() else None
     if not isinstance(about, dict):
         return None
     return f", {about['bits']} bits" if isinstance(about.get("bits"), int) else ""

@@ -17,10 +17,10 @@ import jax
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api import starting
 from hybrid_jax.api.stats import MEANINGS
 from hybrid_jax.cli import main as cli
 from hybrid_jax.sizing import devices
+from hybrid_jax.weights.load import OpenModel
 from tests.llms import BUNDLED, HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,7 +248,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_tensor_is_read(monkeypatc
     def read(*_, **__):
         raise AssertionError("the weights were read")
 
-    monkeypatch.setattr(starting, "load_with_drafter", read)
+    monkeypatch.setattr(OpenModel, "load", read)
     monkeypatch.setattr(devices, "ram_bytes", lambda: 12_000_000)
     monkeypatch.setattr(devices, "widens_bfloat16", lambda: False)
     for given in ({}, {"memory": "10MB"}):

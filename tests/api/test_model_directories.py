@@ -22,6 +22,7 @@ from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.weights import load_config, load_model, save_orbax
 from tests.api.fake_engine import CONFIG
 from tests.drawing import drawn
+from tests.llms import opened
 from tests.weights.checkpoints import GOLDEN, same_bits
 
 INDEX = "model.safetensors.index.json"
@@ -226,8 +227,7 @@ def test_a_name_that_a_file_has_twice_is_said(folder, caplog):
 def bytes_model(monkeypatch, folder: Path, own: tuple[int, ...], **config) -> LLM:
     """An LLM of the fake engine whose config.json names these end tokens."""
     named = replace(CONFIG, eos_token_ids=own)
-    monkeypatch.setattr(starting, "load_config_with_drafter", lambda *_: named)
-    monkeypatch.setattr(starting, "load_with_drafter", lambda *_, **__: (named, None))
+    monkeypatch.setattr(starting, "open_with_drafter", lambda *_: opened(named))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return LLM(folder, quiet=True)
 
@@ -337,7 +337,7 @@ def test_fields_of_generation_config_that_change_results_are_said(folder):
 
 def test_a_dtype_that_is_not_the_stored_one_is_said(monkeypatch, fake_model):
     stored = replace(CONFIG, dtype="float16")
-    monkeypatch.setattr(starting, "load_config_with_drafter", lambda *_: stored)
+    monkeypatch.setattr(starting, "open_with_drafter", lambda *_: opened(stored))
     with LLM(fake_model, quiet=True) as llm:
         assert " float32, stored as float16\n" in llm.describe()
     with LLM(fake_model, quiet=True, dtype="bfloat16") as llm:

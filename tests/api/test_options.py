@@ -17,6 +17,7 @@ from hybrid_jax.api import options, starting
 from hybrid_jax.config.other_names import other_names
 from hybrid_jax.engine import this_device
 from hybrid_jax.sizing import devices
+from tests.api.fake_engine import CONFIG
 
 TIB = 2**40
 
@@ -370,10 +371,11 @@ def test_other_errors_of_the_device_pass(make_llm, monkeypatch):
 
 
 def test_weights_without_room_say_so(fake_model, monkeypatch):
-    def refuse(path, drafts, dtype, progress):
+    def refuse(**_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(starting, "load_with_drafter", refuse)
+    found = SimpleNamespace(config=CONFIG, load=refuse)
+    monkeypatch.setattr(starting, "open_with_drafter", lambda *_: found)
     with pytest.raises(
         ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
     ):

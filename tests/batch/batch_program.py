@@ -18,7 +18,7 @@ from hybrid_jax.cli import main as cli
 from hybrid_jax.text import tokenizer
 from tests.api.fake_engine import CONFIG
 from tests.batch.batch_files import SeededEngine
-from tests.llms import byte_tokenizer
+from tests.llms import byte_tokenizer, opened
 
 PAUSE = float(os.environ.get("HYBRID_JAX_TEST_PAUSE", "0"))
 
@@ -35,8 +35,7 @@ if __name__ == "__main__":
     # A shell's background job ignores Ctrl-C and hands that on; this program must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     starting.Engine = PausingEngine
-    starting.load_config_with_drafter = lambda path, drafts: CONFIG
-    starting.load_with_drafter = lambda path, drafts, dtype, progress: (CONFIG, None)
+    starting.open_with_drafter = lambda *_: opened(CONFIG)
     llm_module.default_params = lambda folder: llm_module.SamplingParams()
     tokenizer.Tokenizer.from_directory = classmethod(lambda cls, path: byte_tokenizer())
     assert Path(llm_module.BUNDLED, "config.json").is_file()

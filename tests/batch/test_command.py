@@ -119,7 +119,7 @@ def test_the_command_prints_one_object(command, files):
 def test_a_finished_output_is_left_as_it_is(command, files, monkeypatch):
     command()
     before = files[1].read_bytes(), os.stat(files[1]).st_mtime_ns
-    monkeypatch.setattr(starting, "load_with_drafter", None)  # not even the model is loaded
+    monkeypatch.setattr(starting, "open_with_drafter", None)  # not even the model is loaded
     code, out, err = command("--json")
     assert code == 0
     assert json.loads(out)["already_finished"]

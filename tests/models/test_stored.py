@@ -11,8 +11,8 @@ import pytest
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, Rope, RopeScaling
 from hybrid_jax.costs import weight_count
 from hybrid_jax.models import FAMILIES, config_from_hf
-from hybrid_jax.models.files import from_json, to_json
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.models.stored_config import from_json, to_json
 from tests.parity.goldens import GOLDENS
 
 

@@ -15,6 +15,7 @@ from hybrid_jax.config import BACKENDS, XLA
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.models.checkpoint import open_checkpoint
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.matrices import with_matrices
@@ -22,7 +23,7 @@ from hybrid_jax.products.matrix import as_matrix, product
 from hybrid_jax.products.xla import linear
 from hybrid_jax.weights import BUNDLED
 from hybrid_jax.weights.hugging_face import load_hf
-from hybrid_jax.weights.load import load_config, load_model
+from hybrid_jax.weights.load import load_model
 from hybrid_jax.weights.orbax import save_orbax
 from tests.drawing import left_to_all
 from tests.engine.on_kernels import engine_of, outputs
@@ -93,14 +94,15 @@ def test_a_second_model_keeps_its_own_format(int8):
 
 
 def test_files_are_read_into_the_format_and_written_from_it(int8, tmp_path):
-    config = replace(load_config(BUNDLED), matrices="int8")
-    read, params = load_hf(BUNDLED, config, "float32", lambda *bytes_: None)
+    bundled = open_checkpoint(BUNDLED)
+    config = replace(bundled.config, matrices="int8")
+    read, params = load_hf(bundled, config, "float32", lambda *bytes_: None)
     assert read.matrices == "int8" and params["embed"]["codes"].dtype == jnp.int8
     save_orbax(tmp_path / "model", read, params)
     again, stored = load_model(tmp_path / "model")
     assert again == read
     jax.tree.map(np.testing.assert_array_equal, stored, params)
-    plain = load_hf(BUNDLED, load_config(BUNDLED), "float32", lambda *bytes_: None)[1]
+    plain = load_hf(bundled, bundled.config, "float32", lambda *bytes_: None)[1]
     head = np.asarray(as_matrix(plain["embed"]).values)
     found = np.asarray(with_matrices(params, read, XLA)["embed"].values)
     assert 0 < np.abs(found - head).max() <= np.abs(head).max() / 127

@@ -13,6 +13,7 @@ import pytest
 
 from hybrid_jax.config import with_cut
 from hybrid_jax.models import config_from_hf, files
+from hybrid_jax.models.checkpoint import base_of
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, PACKED, model_folder
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ def test_a_packed_model_is_loaded_by_its_name(tmp_path, monkeypatch):
 def test_the_one_with_a_cut_holds_what_differs_from_the_bundled_one():
     folder = PACKED["tiny_cut"]
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 6e6
-    assert files.base_of(folder) == BUNDLED
+    assert base_of(folder) == BUNDLED
     config, params = load_model("tiny_cut", exit_head=True)
     base, plain = load_model(BUNDLED)
     assert config == replace(with_cut(base, 4), exit_head=True)

@@ -14,11 +14,12 @@ import pytest
 from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE, SpeculationConfig
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.models import FAMILIES, config_from_hf, mtp
+from hybrid_jax.models.checkpoint import open_checkpoint
 from hybrid_jax.models.hf_config import HFConfig
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train.export import hf_tensors, rounded
 from hybrid_jax.weights import load_config, load_model, save_orbax
-from hybrid_jax.weights.hugging_face import family_of, load_hf
+from hybrid_jax.weights.hugging_face import load_hf
 from tests.weights.checkpoints import GOLDEN, read, same_bits, write
 
 DENSE, EXPERTS = "nemotron_h_dense", "nemotron_h_moe_groups"
@@ -28,7 +29,7 @@ ONE_HEAD = {"num_nextn_predict_layers": 1}
 def write_with_a_head(folder: Path) -> tuple[ModelConfig, dict]:
     """Fills a directory that has a config.json with random weights and a head, and returns what was written."""
     config = load_config(folder)
-    config = replace(config, mtp=family_of(folder, config).mtp(config))
+    config = replace(config, mtp=open_checkpoint(folder).family.mtp(config))
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: leaf + 0.1 * rng.standard_normal(leaf.shape, np.float32),
@@ -141,7 +142,7 @@ def test_tensors_of_a_head_of_nemotron_h_have_the_published_names(edit):
 def test_an_entry_of_a_head_of_nemotron_h_follows_from_its_tensors(edit):
     folder = edit(DENSE, **ONE_HEAD, mtp_layers_block_type=["full_attention", "mlp"])
     config, _ = write_with_a_head(folder)
-    config, params = load_hf(folder, config, "float32", lambda done, total: None)
+    config, params = load_hf(open_checkpoint(folder), config, "float32", lambda done, total: None)
     tensors, token = read(folder / "model.safetensors"), 5
     hidden = np.random.default_rng(1).standard_normal(config.width, np.float32)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hybrid_jax.inspection.report import inspect_model
-from hybrid_jax.models.weight_files import stored_dtype
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.names import nearest
 from tests.drawing import drawn
@@ -549,7 +548,7 @@ def test_the_dtype_is_that_of_most_bytes(edit, most):
         }
 
     folder = edit(LLAMA, cast, torch_dtype="float32" if most != "float32" else "bfloat16")
-    assert stored_dtype(folder) == load_config(folder).dtype == load_model(folder)[0].dtype == most
+    assert load_config(folder).dtype == load_model(folder)[0].dtype == most
 
 
 def test_float64_becomes_float32(edit, monkeypatch):
@@ -563,7 +562,7 @@ def test_float64_becomes_float32(edit, monkeypatch):
 def test_without_weights_config_json_says_the_dtype(edit):
     folder = edit(LLAMA, torch_dtype="bfloat16", dtype="bfloat16")
     (folder / FILE).write_bytes(b"nothing")
-    assert stored_dtype(folder) is None and load_config(folder).dtype == "bfloat16"
+    assert load_config(folder).dtype == "bfloat16"
     (folder / FILE).unlink()
     assert load_config(folder).dtype == "bfloat16"
 
