@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 REQUEST = {"session_id": 0, "turn_id": 0, "ts": 0, "input_tokens": [1, 2], "output_tokens": [3]}
 
 
-@pytest.fixture(scope="module")
-def installed(root, tmp_path_factory):
-    """The unpacked wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", str(root), "--no-deps", "--no-build-isolation"]
+def unpacked(source: Path, folder: Path) -> Path:
+    """A wheel built from sources, unpacked."""
+    build = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "-q", "-w", str(folder)], check=True, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
@@ -25,11 +25,30 @@ def installed(root, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(installed):
-    """Runs a command of the unpacked wheel: its exit code, and what it wrote."""
+def installed(root, tmp_path_factory):
+    """The unpacked wheel, built from a copy: what an earlier build has left in a clone would be packed, too."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("hybrid_jax", "pallas_kernels"):
+        shutil.copytree(root / name, folder / "clone" / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, folder / "clone")
+    return unpacked(folder / "clone", folder)
 
-    def command(*arguments: str) -> tuple[int, str]:
-        code = f"import sys; sys.path.insert(0, {str(installed)!r})\n"
+
+@pytest.fixture(scope="module")
+def more_models(root, tmp_path_factory):
+    """The unpacked wheel of hybrid-jax-models."""
+    folder = tmp_path_factory.mktemp("more")
+    shutil.copytree(root / "models", folder / "clone")
+    return unpacked(folder / "clone", folder)
+
+
+@pytest.fixture(scope="module")
+def run(installed):
+    """Runs a command of the unpacked wheel, perhaps with another one beside it: its exit code, and what it wrote."""
+
+    def command(*arguments: str, beside: Path | None = None) -> tuple[int, str]:
+        code = f"import sys; sys.path[:0] = {[str(x) for x in (installed, beside) if x]!r}\n"
         code += "import hybrid_jax, hybrid_jax.cli.main as cli\n"
         code += "assert 'installed' in hybrid_jax.__file__, hybrid_jax.__file__\n"
         code += f"cli.main({list(arguments)!r})"
@@ -41,10 +60,41 @@ def run(installed):
     return command
 
 
-def test_the_small_models_are_in_it(installed, root):
-    for name in ("bundled", "bundled_cut", "bundled_gated_delta"):
-        packed, source = (folder / "hybrid_jax" / name for folder in (installed, root))
-        assert sorted(x.name for x in packed.iterdir()) == sorted(x.name for x in source.iterdir())
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_small_model_is_in_it_and_two_in_the_other(installed, more_models, root):
+    assert names_in(installed / "hybrid_jax" / "bundled") == names_in(root / "hybrid_jax/bundled")
+    weights = sorted(path.parent.name for path in installed.rglob("*.safetensors"))
+    assert weights == ["bundled"]
+    for name in ("tiny_cut", "tiny_gated_delta"):
+        source = root / "models" / "hybrid_jax_models" / name
+        assert names_in(more_models / "hybrid_jax_models" / name) == names_in(source)
+
+
+@pytest.mark.slow
+def test_the_model_in_it_writes_and_can_be_distilled(run):
+    asked = ("for i in range(", "--max-tokens", "4", "--temperature", "0", "--max-rows", "1")
+    code, out = run("generate", *asked)
+    assert code == 0 and out.strip(), out
+    assert run("distill", "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("generate", "x", "--model"), ("distill", "--table", "--model"), ("inspect",)]
+)
+def test_a_model_of_the_other_distribution_is_named_with_it(run, command):
+    code, out = run(*command, "tiny_cut")
+    assert code == 2 and out.count("\n") == 1, out
+    assert (
+        "tiny_cut is a model of hybrid-jax-models, which is not installed; run pip install" in out
+    )
+
+
+def test_the_other_distribution_is_found_beside_it(run, more_models):
+    code, out = run("inspect", "tiny_cut", "--json", beside=more_models)
+    assert code == 0 and json.loads(out)["cut"] == 4, out
 
 
 @pytest.mark.parametrize("name", ["qwen3_next_80b", "Qwen/Qwen3-Next-80B-A3B-Instruct"])

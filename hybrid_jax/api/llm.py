@@ -61,8 +61,8 @@ class LLM(Reader):
     for the next process. Each `memory`, `max_rows`, `max_model_len`, `dtype` and `exact` has programs of its own.
 
     Args:
-        model: a directory in Hugging Face layout or written by `save_orbax`; "tiny_gated_delta", "tiny_cut" or None
-            for one of the small models in the package.
+        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small model
+            in the package; "tiny_gated_delta" or "tiny_cut" for one of hybrid-jax-models, which a clone has.
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
             stored one elsewhere.
         memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; weights come on top.

@@ -26,6 +26,7 @@ from hybrid_jax.models.files import (
     here_or_packed,
     how_to_get,
     known_names,
+    require_packed,
     similar,
 )
 from hybrid_jax.models.weight_files import weights_problem
@@ -289,6 +290,7 @@ def read_config(path: str | Path) -> ModelConfig:
         check_small_files(given, "inspect_model")
     files = [given / name for name in (STORED_CONFIG_FILE, CONFIG_FILE)]
     if not any(file.exists() or file.is_symlink() for file in files):
+        require_packed(path, "inspect_model")
         what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
         names = known_names()
         named = path if "://" in str(path) else given  # a Path writes an address with one slash

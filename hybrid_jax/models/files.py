@@ -6,6 +6,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 
@@ -17,10 +18,17 @@ PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = PACKAGE / "bundled"  # the model where none is named
 # Models that are known by name: a link to configs/models; installed packages have a copy.
 KNOWN_MODELS = PACKAGE / "known_models"
-PACKED = {  # those that come with weights
-    "tiny_gated_delta": PACKAGE / "bundled_gated_delta",
-    "tiny_cut": PACKAGE / "bundled_cut",  # the bundled model with a cut
-}
+
+
+def _more_models() -> Path:
+    """Where the models of the distribution hybrid-jax-models are: in a clone, or where it is installed."""
+    clone = PACKAGE.parent / "models" / "hybrid_jax_models"
+    found = None if clone.is_dir() else find_spec(clone.name)
+    return clone if found is None or found.origin is None else Path(found.origin).parent
+
+
+# Models with weights that have a name.
+PACKED = {name: _more_models() / name for name in ("tiny_gated_delta", "tiny_cut")}
 TRAINING = "training_state"  # in a directory whose model is being trained, or was
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
@@ -60,6 +68,7 @@ def model_folder(path: str | Path, where: str = "load_model") -> Path:
     """The directory that `path` names; raises CheckpointNotFound when there is none."""
     folder = here_or_packed(path, where)
     if not folder.is_dir():
+        require_packed(path, where)
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         if folder.suffix == ".gguf" and folder.exists():
             what = f"is a file of llama.cpp, which is not read; {FETCH_ORIGINAL}"
@@ -70,6 +79,15 @@ def model_folder(path: str | Path, where: str = "load_model") -> Path:
             f"{where}: {named} {what}; {how_to_get(path)}{similar(path, PACKED)}"
         )
     return folder
+
+
+def require_packed(path: str | Path, where: str) -> None:
+    """Raises CheckpointNotFound if this names a model of hybrid-jax-models, which is not there."""
+    if str(path) in PACKED and not PACKED[str(path)].is_dir():
+        raise CheckpointNotFound(
+            f"{where}: {path} is a model of hybrid-jax-models, which is not installed; run pip install ./models in a "
+            "clone of the repository, or give a model directory"
+        )
 
 
 def model_or_bundled(path: str | Path | None) -> Path:

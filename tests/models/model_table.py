@@ -79,8 +79,8 @@ KNOWN_HEAD = """
 ## Known sizes
 
 `inspect` and `simulate` take these by name, or by the name of a repository on the hub. `pool-sim` takes those that have
-both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` comes with weights
-([The bundled models](bundled_model.md)). `LLM()` without a name runs another model in the package, a
+both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` has weights here
+([The bundled models](bundled_model.md)). `LLM()` without a name runs the model in the package, a
 `granitemoehybrid`.
 
 The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        help="Directory of a model, or tiny_gated_delta or tiny_cut for another of the models in the package.",
+        help="Directory of a model, or tiny_gated_delta or tiny_cut for another small model (hybrid-jax-models).",
         show_default="the bundled small model",
     ),
 ]

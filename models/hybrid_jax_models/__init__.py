@@ -1,0 +1,1 @@
+"""Small models for `hybrid_jax`, which finds them by the names of the folders."""
