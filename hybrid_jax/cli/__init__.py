@@ -2,5 +2,5 @@
 
 May import: api, batch, byte_sizes, config, display, inspection, machine, models, process, sim, sizing, text,
 train, weights.
-Packages: jax, rich, typer.
+Packages: benchmarks, jax, rich, typer.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,4 +78,6 @@ def _study() -> Any:
             f"pool-sim: the allocators must be in {POOLS}, where an installed package has none; clone the "
             "repository and run pip install -e . in it"
         )
-    return importlib.import_module("benchmarks.pools.report")
+    from benchmarks.pools import report
+
+    return report
