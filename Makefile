@@ -25,15 +25,21 @@ FAST_TESTS := tests/cache tests/config tests/constraints tests/models tests/proc
 	tests/schedule/test_bucket.py tests/sizing/test_defaults.py $(wildcard tests/schedule/test_scheduler_*.py)
 MORE_FAST_TESTS := tests/sim tests/typing
 PYTEST = python -m pytest --durations=15
-# Which part of the tests that take turns runs (tests/drawing.py).
-TURN ?= commit
-# A second Python for other versions of jax; none if there is only one. The newest tested jax runs what depends most on
-# the compiler; a newer one is taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax
-# that machines with one have; without a second Python, with the jax at hand.
+# Each job runs the tests near the change, then others until it is so many seconds old (tests/choice.py). TIME=all: all.
+TIME ?=
+PLAN := .cache/tests/plan.json
+JOB = HYBRID_JAX_JOB=$(1) HYBRID_JAX_SECONDS=$(2)
+# A second Python for other versions of jax. The newest tested jax runs what depends most on the compiler; a newer one is
+# taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax that machines with one have.
+# OTHER=none leaves out what needs a second Python.
+VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versions/3.1[123]*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] == ($(VERSION)) or sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
-VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
+ifeq ($(OTHER),none)
+override OTHER :=
+NO_OTHER := yes
+endif
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
 # Steps of all kinds of layers, of one row, and with a second model; of the engine beside transformers one family: no
@@ -57,8 +63,8 @@ PARITY_VENV := .venv-parity
 ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.text.chat_goldens
 ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/text/test_chat_forms.py
 
-.PHONY: help constraints demo docs parity check check-fast check-more test test-all checks test-numeric test-engine \
-	test-surface test-as-users test-aot test-triton test-other lint format clean
+.PHONY: help constraints demo docs parity check check-fast check-more test test-all checks second-python test-numeric \
+	test-engine test-surface test-as-users test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -94,39 +100,54 @@ check-fast: $(VENV)/.installed-test
 check-more: $(VENV)/.installed-test lint
 	$(BIN)/$(PYTEST) -q -m "not slow" $(MORE_FAST_TESTS)
 
-test: $(VENV)/.installed-test
-	+@HYBRID_JAX_TURN=$(TURN) $(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
+test: $(VENV)/.installed-test second-python
+	@$(BIN)/python -m tests.choice plan
+	+@HYBRID_JAX_PLAN=$(CURDIR)/$(PLAN) HYBRID_JAX_TIME=$(TIME) \
+		$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
+	@$(BIN)/python -m tests.choice report $(if $(NO_OTHER),one_python)
 
-test-all: $(VENV)/.installed-test
-	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
+test-all: $(VENV)/.installed-test second-python
+	@$(BIN)/python -m tests.choice plan
+	+@HYBRID_JAX_PLAN=$(CURDIR)/$(PLAN) HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
+	@$(BIN)/python -m tests.choice report all $(if $(NO_OTHER),one_python)
+
+# Without a second Python three jobs are shorter, so that must be wanted.
+second-python:
+	@test -n "$(OTHER)$(NO_OTHER)" || { echo "make: some tests need a second Python, 3.11 or newer and not that of" \
+		"$(PYTHON), and none was found: install one, say where it is by make $(MAKECMDGOALS) OTHER=/path/to/python3.12," \
+		"or leave these tests out by make $(MAKECMDGOALS) OTHER=none" >&2; exit 2; }
 
 # Lint, then the longest first.
 checks: lint test-engine test-surface test-numeric test-aot test-as-users test-other test-triton
 
 test-numeric: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
+	$(call JOB,numeric,240) $(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
 
 test-engine: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(addprefix --ignore=,$(NUMERIC_TESTS) $(SURFACE_TESTS) $(ELSEWHERE))
+	$(call JOB,engine,240) $(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" \
+		$(addprefix --ignore=,$(NUMERIC_TESTS) $(SURFACE_TESTS) $(ELSEWHERE))
 
 test-surface: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(SURFACE_TESTS)
+	$(call JOB,surface,240) $(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(SURFACE_TESTS)
 
 test-as-users: $(VENV)/.installed-test
-	$(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))
+	$(call JOB,as_users,100) $(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))
 
 test-aot: $(VENV)/.installed-test $(AOT_STAMP)
-	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
+	$(call JOB,aot,150) HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
 
-# jax-triton needs Python 3.12: without a second Python these may all be skipped.
+# jax-triton needs Python 3.12.
 test-triton: $(VENV)/.installed-test $(AOT_STAMP)
-	TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/interpreted
+	$(call JOB,triton,60) TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/interpreted
 
 test-other: $(if $(OTHER),$(OTHER_STAMP))
 ifeq ($(OTHER),)
-	@echo "make: no second Python found; the tests ran on one version of jax"
+	@echo "make: without a second Python the tests ran on one version of jax"
 else
-	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_OF) $(OTHER_TESTS)
+	@found=$$($(OTHER_VENV)/bin/python -c 'import jax; print(jax.__version__)'); test "$$found" = "$(OTHER_JAX)" || { \
+		echo "make: $(OTHER_VENV) must have jax $(OTHER_JAX), and it has $$found; set OTHER_JAX to a version that" \
+		"$(OTHER) can install" >&2; exit 2; }
+	$(call JOB,other,60) $(OTHER_VENV)/bin/$(PYTEST) $(OTHER_OF) $(OTHER_TESTS)
 endif
 
 lint: $(VENV)/.installed-test

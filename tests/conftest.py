@@ -18,17 +18,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
 from hybrid_jax.process.own_settings import OWN
-from tests.drawing import (
-    EVERYTHING,
-    FEW_CASES,
-    GROUPED_BY,
-    TAKE_TURNS,
-    TURNS,
-    covering,
-    in_turn,
-    is_long,
-    turn_asked_for,
-)
+from tests.drawing import EVERYTHING, FEW_CASES, covering, marked
+from tests.imports import ROOT
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
 # simpler code generator, which only jax 0.10 has: 4 to 6 times as fast. Newer versions of jax compile as ever, because
@@ -49,69 +40,39 @@ enable_compile_cache("xla-tests")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-pytest_plugins = ["tests.llms"]
-ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.llms", "tests.chosen"]
 # Every compiled program takes a few memory maps, of which Linux allows a process 65,530 by default; the compiler
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
-TURN = turn_asked_for(ROOT)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what `tests.drawing` says, unless all tests are asked for, or named tests and files."""
+    """Leaves out what `tests.drawing` says, unless all tests are asked for."""
+    for item in items:  # for `-m spine`: a mark with words is for some cases
+        item.own_markers = [
+            mark
+            for mark in item.own_markers
+            if mark.name not in ("spine", "left_to_all") or marked(item, mark.name)
+        ]
     if EVERYTHING:
         return
-    left = {
-        item
-        for item in items
-        if item.get_closest_marker("left_to_all")
-        or is_long(
-            item.path.relative_to(ROOT / "tests").as_posix(), item.nodeid.rpartition("::")[2]
-        )
-    }
+    left = {item for item in items if marked(item, "left_to_all")}
     of_a_test: dict[str, list[pytest.Item]] = {}
     for item in items:
         if is_in(item, FEW_CASES) and hasattr(item, "callspec") and item not in left:
             of_a_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in of_a_test.values():
         taken = covering([parameters(case) for case in cases])
-        left |= {case for place, case in enumerate(cases) if place not in taken}
-    if TURN is not None:
-        waiting = [
-            item
-            for item in items
-            if is_in(item, TAKE_TURNS)
-            and item not in left
-            and not item.get_closest_marker("every_turn")
-        ]
-        files = [item.path.relative_to(ROOT).as_posix() for item in waiting]
-        taken = in_turn(list(zip(files, map(group, waiting), strict=True)), TURN)
-        left |= {item for place, item in enumerate(waiting) if place not in taken}
+        few = {case for place, case in enumerate(cases) if place in taken or marked(case, "spine")}
+        left |= set(cases) - few
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
-
-
-def pytest_report_header() -> str:
-    """Says which part of the tests that take turns runs."""
-    return "all turns" if TURN is None else f"turn {TURN} of {TURNS}"
 
 
 def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
     """Whether a test stands in one of these files or folders below tests/."""
     return any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in places)
-
-
-def group(item: pytest.Item) -> str:
-    """What a test shares its programs with: the tests of the same model. A test without one is a group of its own."""
-    given = getattr(item, "callspec", None)
-    found = (
-        [] if given is None else [given.params[name] for name in GROUPED_BY if name in given.params]
-    )
-    if not found:
-        return item.name
-    # A model with settings is a tuple of both. All settings of a model run together.
-    return str(found[0][0] if isinstance(found[0], tuple) else found[0])
 
 
 def pytest_collection_finish() -> None:

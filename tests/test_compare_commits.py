@@ -7,6 +7,7 @@ import copy
 import pytest
 
 from tests.compare_commits import ROOT, compare, one_model, work_tree
+from tests.drawing import left_to_all
 
 RESULT = {
     "models": {
@@ -70,6 +71,7 @@ def test_a_commit_s_files_are_unpacked():
 
 
 @pytest.mark.slow
+@left_to_all
 def test_one_model_goes_through_hits_forks_and_evictions():
     found = one_model("llama", "float32", exact=False)
     assert sum(found["again"]["cached"]) > 100 and found["stats"]["forks"] > 0

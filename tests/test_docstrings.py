@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.drawing import spine
+
+pytestmark = spine
 PACKAGES = ("hybrid_jax", "pallas_kernels")
 LEAST_ANNOTATED = 0.95
 Function = ast.FunctionDef | ast.AsyncFunctionDef

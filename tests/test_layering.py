@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import hybrid_jax
-from tests.imports import ROOT, SOURCES
+from tests.drawing import spine
+from tests.imports import ROOT, SOURCES, imported_modules, parsed
 
+pytestmark = spine
 FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 # Rooms that load without jax, by prefix.
 HOST = (
@@ -115,28 +117,6 @@ def room_of(module: str) -> Room:
     )
 
 
-def imported_modules(path: Path) -> list[tuple[str, int]]:
-    """(dotted name, line) of all imports but those for type checkers only; `from a import b` gives a.b."""
-    tree = ast.parse(path.read_text())
-    ignored = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for statement in block.body
-        for node in ast.walk(statement)
-    }
-    found = []
-    for node in ast.walk(tree):
-        if id(node) in ignored:
-            continue
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: write the absolute name"
-            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
-    return found
-
-
 def violations(module: str, path: Path) -> list[str]:
     room, wrong = room_of(module), []
     for name, line in imported_modules(path):
@@ -229,11 +209,9 @@ def test_only_what_type_checkers_alone_read_may_import_anything(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("module", SOURCES)
+@pytest.mark.parametrize("module", [m for m in SOURCES if not inside(m, tuple(LATE_IMPORTS))])
 def test_imports_stand_at_the_top(module):
-    if any(inside(module, (name,)) for name in LATE_IMPORTS):
-        return
-    tree = ast.parse(SOURCES[module].read_text())
+    tree = parsed(SOURCES[module])
     late = [
         f"{module}:{node.lineno}"
         for function in ast.walk(tree)

@@ -107,6 +107,7 @@ def test_the_last_token_of_a_prompt_is_a_window_after_the_cut(name):
     assert found.temp_bytes < 1.02 * others.temp_bytes
 
 
+@left_to_all
 def test_layers_that_share_a_state_have_scores_in_place_of_a_convolution():
     found, plain = compiled("shared", True, None), compiled("hybrid", True, None)
     assert found.body == ("kCommandBuffer",)
@@ -168,6 +169,7 @@ def test_a_decode_step_is_one_command_buffer_with_the_same_kernels(name):
 
 
 @pytest.mark.parametrize("after_cut", [pytest.param(AfterCut.ENDS, marks=left_to_all), None])
+@left_to_all
 def test_fp8_pages_add_no_launch_and_no_copy(after_cut):
     found, plain = (compiled("hybrid", True, after_cut, 1, dtype) for dtype in ("fp8", "auto"))
     assert found.kinds == plain.kinds and (found.outer, found.body) == (plain.outer, plain.body)

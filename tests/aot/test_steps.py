@@ -87,6 +87,7 @@ def prefill(
 
 
 @pytest.mark.parametrize("rows, periods", DECODES)
+@left_to_all("64-2]")
 def test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches(rows, periods):
     compiled = decode(rows, periods)
     assert compiled.body == ("kCommandBuffer",)
@@ -120,6 +121,7 @@ def test_a_prefill_step_is_one_command_buffer_and_stays_within_its_launches(rows
 
 @pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
 @pytest.mark.parametrize("rows, tokens", [(1, 8192), (2, 2048)])
+@left_to_all("2-2048]")
 def test_a_prefill_step_with_the_triton_scan_copies_nothing_more(rows, tokens):
     """Four launches a layer that stay outside command buffers; arena in place, temporaries as they are counted."""
     compiled, pallas = (prefill(rows, tokens, scan=scan) for scan in ("triton", "pallas"))
@@ -137,6 +139,7 @@ def test_a_prefill_step_with_the_triton_scan_copies_nothing_more(rows, tokens):
 
 
 @pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
+@left_to_all
 def test_a_decode_step_whose_tokens_triton_draws_copies_nothing_more():
     """Five launches between two command buffers; arena in place, and memory as with one launch."""
     compiled, pallas = decode(sampling="triton"), decode()
@@ -218,6 +221,7 @@ JUDGES = {
 
 
 @pytest.mark.parametrize("name", JUDGES)
+@left_to_all("head_tree", "head]", "tree]", "second]")
 def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place(name):
     """One period is enough: what is moved by how many tokens stay is moved for all layers at once."""
     speculation = JUDGES[name]
@@ -253,6 +257,7 @@ def step_with_experts(rows: int, tokens: int) -> Compiled:
 
 
 @pytest.mark.parametrize("rows", [1, 64])
+@left_to_all("1]")
 def test_experts_of_a_decode_step_are_in_its_command_buffer(rows):
     """The loop over steps is the only one: there is none over experts."""
     compiled = step_with_experts(rows, 1)
@@ -285,6 +290,7 @@ def test_temporaries_of_experts_are_what_the_formula_says(rows, tokens, most):
     assert held <= counted <= most * held
 
 
+@left_to_all
 def test_the_logits_of_a_step_are_what_is_counted_for_them():
     counted = logits_bytes(hybrid_7b(1), max_rows=256, dtype="bfloat16")
     assert decode(256, 1).temp_bytes <= counted <= 1.25 * decode(256, 1).temp_bytes
@@ -314,6 +320,7 @@ def test_of_a_lone_row_each_weight_is_read_by_one_launch():
 
 
 @pytest.mark.parametrize("attention_first", [False, True])
+@left_to_all
 def test_mixers_side_by_side_copy_neither_arena_nor_rings(attention_first):
     config = side_by_side(attention_first=attention_first)
     step, specs = decode_step(config, rows=64, num_frames=FRAMES)

@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, SpeculationConfig
 from hybrid_jax.weights import BUNDLED
+from tests.drawing import left_to_all
 
 TREE = (0, 0, 1, 2, 3)  # of depth 3
 
@@ -34,6 +35,7 @@ def test_what_was_accepted_is_counted_by_depth():
 
 @pytest.mark.as_users
 @pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
+@left_to_all("ngram", "suffix", "mtp")
 def test_one_draft_at_a_time_is_enough(method):
     params = SamplingParams(temperature=0.0, max_tokens=20)
     prompt = "for i in range(10):\n    print(i)\nfor i in range(10):\n"

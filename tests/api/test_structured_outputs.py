@@ -13,6 +13,7 @@ import pytest
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints.grammar import Grammars
 from tests.constraints.thinking import ALWAYS, LFM2, marked_tokenizer
+from tests.drawing import left_to_all
 from tests.llms import tiny_llm
 from tests.tiny_models import redrawn, tiny_model
 
@@ -59,6 +60,7 @@ def is_record(text):
 
 
 @pytest.mark.parametrize("model, n", [("llm", 1), ("tiny", 6)])
+@left_to_all("llm-1")
 def test_every_completion_under_a_schema_is_valid(request, model, n):
     """A model with drawn weights is fast, and the form alone makes its texts valid."""
     prompts = [HEAD, "record = ", "{", "def f(x):\n    return "]

@@ -25,6 +25,7 @@ from tests.batch.batch_files import (
     stop_at,
     write,
 )
+from tests.drawing import left_to_all
 from tests.llms import HEAD
 
 LONG = os.environ.get("HYBRID_JAX_BATCH_KILLS") == "all"
@@ -108,6 +109,7 @@ def bundled_lines(count):
     ]
 
 
+@left_to_all
 def test_the_bundled_model_goes_on_with_the_same_texts(tmp_path, bundled):
     files = write(tmp_path / "in.jsonl", bundled_lines(24)), tmp_path / "out.jsonl"
     bundled.reset_prefix_cache()

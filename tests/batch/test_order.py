@@ -14,6 +14,7 @@ from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.responses import AnswerIds
 from hybrid_jax.batch.run import Ahead, Entry
 from tests.batch.batch_files import SeededEngine, answers, ids, line, write
+from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_model
 
 
@@ -121,6 +122,7 @@ def test_blocks_grow_and_the_rows_stay_busy(make_seeded, files, monkeypatch):
     assert idle == []
 
 
+@left_to_all
 def test_a_tiny_memory_is_enough_for_shuffled_documents(files, file_order):
     """15 frames of 16 tokens hold less than two documents of 128 tokens; 12 documents with 6 questions each."""
     random_ = random.Random(0)

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.kernels import all as every
 from benchmarks.kernels import gated_rmsnorm, harness, paged_attention, peers, report, ssd_scan
 from benchmarks.kernels.harness import Case, Ceilings, JaxClock, Peer, Side, Work
+from tests.drawing import left_to_all
 from tests.kernels.lowered import kernels_in
 
 OPERATIONS = {script.__name__.rsplit(".", 1)[1] for script in every.SCRIPTS}
@@ -50,6 +51,7 @@ def doubling(**changes) -> Case:
 
 
 @pytest.mark.slow
+@left_to_all
 def test_a_smoke_run_of_all_scripts_fills_tables_and_file(tmp_path, capsys, settings_restored):
     out = tmp_path / "kernels.json"
     assert every.main(["--smoke", "--out", str(out)]) == 0

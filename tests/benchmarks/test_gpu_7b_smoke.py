@@ -10,6 +10,8 @@ import sys
 import jax
 import pytest
 
+from tests.drawing import left_to_all
+
 SECTIONS = ("decode", "prefill", "ttft", "compile")
 ROWS = 2
 KV_BYTES = 2 * 2 * 2 * 16 * 2  # of a token: 2 layers, K and V, 2 heads of 16, 2 bytes each
@@ -36,6 +38,7 @@ def sides(report: dict, *sections: str) -> list[dict]:
 
 
 @pytest.mark.slow
+@left_to_all
 def test_every_section_is_there_without_errors(smoke):
     report, printed = smoke
     assert {"device", "jax", "python", "commit", "dtype"} <= set(report["header"])
@@ -51,6 +54,7 @@ def test_every_section_is_there_without_errors(smoke):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_a_model_with_a_cut_is_measured_beside_the_one_without(root, tmp_path):
     path = tmp_path / "report.json"
     given = ("--smoke", "--kernels", "xla", "--only", "decode", "--cut", "3", "--json", str(path))
@@ -62,6 +66,7 @@ def test_a_model_with_a_cut_is_measured_beside_the_one_without(root, tmp_path):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_shares_of_the_floor_are_finite_and_positive(smoke):
     report, _ = smoke
     for side in sides(report, "decode", "prefill", "ttft"):
@@ -72,6 +77,7 @@ def test_shares_of_the_floor_are_finite_and_positive(smoke):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_bytes_of_the_decode_floor_are_those_counted_by_hand(smoke):
     report, _ = smoke
     mamba = 2 * (32 * 196 + 4 * 128 + 128 + 64 + 64 * 32 + 32) + 4 * (3 * 4)
@@ -88,6 +94,7 @@ def test_bytes_of_the_decode_floor_are_those_counted_by_hand(smoke):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_a_hit_skips_nine_tenths_of_the_prompt_and_their_flops(smoke):
     times = smoke[0]["ttft"]["330 tokens"]
     for kernels in ("pallas", "xla"):
@@ -97,6 +104,7 @@ def test_a_hit_skips_nine_tenths_of_the_prompt_and_their_flops(smoke):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_both_kernels_draw_the_same_first_tokens(smoke):
     first = [side["first_tokens"] for side in sides(smoke[0], "prefill")]
     assert first[0] == first[1]

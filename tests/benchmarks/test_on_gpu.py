@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.on_gpu import checks, repeats, report
+from tests.drawing import left_to_all
 
 
 def run(root, script: str, *arguments) -> subprocess.CompletedProcess:
@@ -34,6 +35,7 @@ def smoke(root, tmp_path_factory):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_both_scripts_leave_their_few_files(smoke):
     names = {path.name for path in smoke.iterdir()}
     first = {
@@ -58,6 +60,7 @@ def test_both_scripts_leave_their_few_files(smoke):
 
 
 @pytest.mark.slow
+@left_to_all
 def test_the_report_holds_every_table(smoke, capsys):
     assert report.main([str(smoke)]) == 0
     page = capsys.readouterr().out

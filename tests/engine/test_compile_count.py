@@ -11,6 +11,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.request import Request
+from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
 
 KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row", "move_adjust"}
@@ -121,6 +122,7 @@ def test_nothing_is_traced_after_a_warmup(settings):
     assert (engine.runner.num_traces > count) != engine.engine_config.exact
 
 
+@left_to_all
 def test_a_warmup_covers_what_it_is_asked_for():
     engine = tiny_engine(max_rows=2, prefill_tokens=32, max_model_len=128)
     names = warmed(engine, logprobs=True, adjusts=True)

@@ -23,7 +23,7 @@ from hybrid_jax.engine.steps.step import WHOLE, Variant
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.bucket import AfterCut
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
-from tests.drawing import left_to_all
+from tests.drawing import left_to_all, spine
 from tests.engine.compiled_steps import (
     EXIT,
     FRAMES,
@@ -149,6 +149,26 @@ LEFT_TO_ALL = {
     "name",
     [pytest.param(name, marks=[left_to_all] * (name in LEFT_TO_ALL)) for name in CASES],
 )
+@left_to_all(
+    "exact_attention_first",
+    "exact_two_shapes",
+    "decode_two_shapes",
+    "decode_side_by_side_attention_first",
+    "fork_logprobs",
+    "fork_adjusted",
+    "prefill_one_frame",
+    "decode_adjusted",
+    "prefill_adjusted",
+    "prefill_other_side_by_side",
+    "exact_attention_behind_carried",
+    "decode_cut_shared",
+    "prefill_fp8",
+    "decode_cut]",
+    "fork_cut",
+)
+@spine(
+    "decode_other_kinds_bfloat16", "prefill_other_kinds", "exact_other_kinds", "fork_other_kinds"
+)
 def test_a_step_updates_its_state_in_place(name):
     """All of the state is aliased, nothing arena-sized or ring-sized is copied, no temporary grows with U."""
     pattern, dtype, kind, rows, tokens = CASES[name]
@@ -168,6 +188,8 @@ def test_a_step_updates_its_state_in_place(name):
         ("A|P", "float32", 1, 32),
     ],
 )
+@left_to_all("MA|MA", "M|DG", "A|P-float32-1-32-1", "A|P-float32-1-32-3", "MA!MAMA-float32-4-128-2")
+@spine("MA!MAMA-float32-4-128-1")
 def test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place(
     pattern, dtype, rows, tokens, after_cut
 ):
@@ -217,6 +239,8 @@ VERIFY_LEFT_TO_ALL = {
     "name",
     [pytest.param(name, marks=[left_to_all] * (name in VERIFY_LEFT_TO_ALL)) for name in VERIFY],
 )
+@left_to_all("exit_carried", "tree_fp8", "verify_reported_and_adjusted", "second]", "verify]")
+@spine("verify_carried", "exit]", "second_other_kinds")
 def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
     pattern, dtype, rows, variant, *given = VERIFY[name]
     speculation, drafting = (*given, *(SPECULATION, None)[len(given) :])
@@ -232,6 +256,7 @@ def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
         *[pytest.param("MM", HEAD, id="head"), pytest.param("DA", SECOND, id="second")],
     ],
 )
+@left_to_all("JAC", "MAM", "second-prefill")
 def test_steps_beside_it_update_its_state_in_place_too(pattern, speculation, kind, tokens):
     """They write down the tokens that they draw, and run the layers that draft."""
     runner = make_runner(pattern, speculation=speculation)
@@ -264,6 +289,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
     assert held[1] - held[0] < 4 * columns
 
 
+@spine
 def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner(speculation=SPECULATION)
     check(runner, "move_row")
@@ -271,6 +297,7 @@ def test_slots_and_moves_update_the_state_in_place():
     check(runner, "write_slots")
 
 
+@spine
 def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():
     state = struct(FRAMES, 64, dtype=np.uint32)
 

@@ -67,6 +67,14 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
+@left_to_all(
+    "decode_one_frame",
+    "prefill_bfloat16",
+    "prefill_delta",
+    "exact_delta",
+    "decode_bfloat16_logprobs",
+    "prefill_logprobs",
+)
 def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     pattern, dtype, kind = STEPS[name]
     runner = make_runner(pattern, dtype, exact=kind == "exact", max_rows=1)

@@ -32,6 +32,7 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.schedule.suffix import SuffixDrafter
+from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
 
 TURN = (
@@ -219,6 +220,7 @@ def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing():
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
+@left_to_all("suffix", "ngram")
 def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(
     expected, method, monkeypatch
 ):

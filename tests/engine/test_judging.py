@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from hybrid_jax.config import XLA, SpeculationConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.steps.verify import Window, judge
+from tests.drawing import left_to_all
 from tests.engine.sampling_rows import softmax
 
 VOCABULARY, ROWS, DRAWS = 16, 2048, 100_000
@@ -31,6 +32,7 @@ def batch(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tree", [None, (0, 0, 1, 1, 2, 4)], ids=["chain", "tree"])
+@left_to_all("tree")
 def test_100_000_draws_follow_the_softmax(tree):
     """At each depth, over all rows that got there. Nine in ten drafts are likely tokens, so many are accepted."""
     speculation = SpeculationConfig(num_tokens=4, tree=tree)

@@ -50,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[2]
         *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite")),
     ],
 )
+@left_to_all("bamba", "lfm2", "jamba", "with_cut_delta")
 def test_tokens_are_those_of_xla(name):
     room = {"memory": 192 << 10} if name == "with_cut_delta" else {}
     with one_shape(16):
@@ -161,6 +162,7 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache(name):
         pytest.param("with_cut", (0, 0, 2, 3), marks=left_to_all),
     ],
 )
+@left_to_all("mamba2")
 def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
     rng, planted = np.random.default_rng(1), Planted()
     jobs = few_jobs()
@@ -185,6 +187,7 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
         pytest.param("parallel", "mtp", (0, 0, 2, 3), marks=left_to_all),
     ],
 )
+@left_to_all("jamba")
 def test_layers_draft_on_kernels_what_they_draft_by_xla(name, method, tree):
     """The same drafts are accepted. A second model like the first is always right along a chain."""
     settings = SpeculationConfig(method=method, num_tokens=3, tree=tree, adaptive=False)

@@ -22,6 +22,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs import store as program_store
 from hybrid_jax.engine.programs.compiling import Compiling, Program
 from hybrid_jax.engine.programs.store import ProgramStore, open_store
+from tests.drawing import left_to_all
 from tests.exactness.jobs import generate
 from tests.tiny_models import tiny_model
 
@@ -58,6 +59,7 @@ def test_loaded_programs_take_their_arguments_memory(store):
     assert before.is_deleted()
 
 
+@left_to_all
 def test_another_engine_or_model_has_programs_of_its_own(store):
     generate(engine(store))
     for change in ({"max_rows": 3}, {"memory": 1 << 20}, {"grain": 16}, {"name": "granite"}):

@@ -16,6 +16,7 @@ from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import exit_params
 from hybrid_jax.models.stacks import ExitStack
 from hybrid_jax.schedule.request import Request
+from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_model
 
 TOKENS, LIMIT = 40, 0.05
@@ -81,6 +82,7 @@ def test_tokens_are_the_models_or_the_heads_where_it_was_sure(model):
 
 
 @pytest.mark.parametrize("asked", [{"logit_bias": {3: -9.0}}, {"repetition_penalty": 1.4}])
+@left_to_all("asked1")
 def test_requests_whose_logits_are_adjusted_are_judged(model, asked):
     plain = made(model, replace(EXIT, unjudged_above=None), **asked)
     assert [one.output for one in made(model, EXIT, **asked)] == [one.output for one in plain]

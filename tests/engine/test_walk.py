@@ -113,6 +113,7 @@ def paths(row: int) -> list[list[int]]:
         pytest.param("windowed", "pallas", marks=left_to_all),
     ],
 )
+@left_to_all("bamba-pallas", "jamba-pallas", "jamba-xla")
 def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
     width = PARENTS.shape[1]
     model, params, state = setting(name, window=width)

@@ -15,6 +15,7 @@ from hybrid_jax.config import EngineConfig, SpeculationConfig
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.schedule.drafts import DraftCounts
 from hybrid_jax.weights import BUNDLED, load_model
+from tests.drawing import left_to_all
 from tests.exactness.definition import Plain
 from tests.exactness.engines import make_engine, one_shape
 from tests.exactness.jobs import Job, drive
@@ -25,6 +26,7 @@ CHAIN = SpeculationConfig(method="mtp", num_tokens=3, adaptive=False)
 
 
 @pytest.mark.parametrize("name", ["draft-jamba", "draft-qwen3_next"])
+@left_to_all("draft-qwen3_next")
 def test_a_second_model_like_the_first_is_always_right(name, plain_of):
     """Greedy and without penalties, in a first turn and in a second one on what windows have left."""
     maker = replace(ENGINES[name], second="")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.drawing import left_to_all
 from tests.exactness.conftest import EXACT_NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
@@ -49,6 +50,7 @@ def alone(bench, jobs):
     return bits
 
 
+@left_to_all("with_unknown_kind", "with_cut-exact_fp8", "windowed", "jamba", "mamba2")
 def test_batches_rows_and_arrivals_change_no_bit(bench):
     jobs = jobs_of(bench)
     expected = alone(bench, jobs)

@@ -7,14 +7,13 @@ shapes, "coarse" is long chunks, pages of 128 and eight steps.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hybrid_jax.config.arrays import FP8
-from tests.drawing import EVERYTHING
+from tests.drawing import EVERYTHING, left_to_all, nothing_to_check
 from tests.exactness.conftest import NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
@@ -42,8 +41,7 @@ def ids(names: tuple[str, str]) -> str:
     return "-".join(names)
 
 
-# In a run of one turn, the models of the others judge nothing.
-ALL_TURNS = os.environ.get("HYBRID_JAX_TURN", "all") == "all"
+ENOUGH = 1500  # tokens that a model must have judged
 
 
 @pytest.fixture(params=BENCHES, ids=ids)
@@ -214,6 +212,7 @@ class Steps:
         return np.packbits(allowed, bitorder="little").view(np.uint32)
 
 
+@left_to_all("jamba")
 def test_penalties_bias_and_allowed_tokens(adjusted_bench):
     bench = adjusted_bench
     """In one batch with a row that asks for none of it, and forks; some draw, some do not."""
@@ -378,23 +377,22 @@ def test_preempted_rows_resume(bench):
     assert run.outputs == alone
 
 
-@pytest.mark.every_turn
 @pytest.mark.parametrize("names", [QUICKLY, pytest.param(AS_USERS, marks=pytest.mark.as_users)])
 def test_excused_mismatches_are_rare(plain_of, names):
-    """Last in the file: over all cells above, tokens that only rounding could explain."""
-    judged = [plain for name in names if (plain := plain_of(name)).num_tokens or ALL_TURNS]
-    excused = [mismatch for plain in judged for mismatch in plain.excused]
-    assert all(plain.num_tokens > 1500 for plain in judged)
+    """Over all cells above, tokens that only rounding could explain."""
+    excused = [mismatch for name in names for mismatch in plain_of(name).excused]
     assert len(excused) <= 1, excused
+    if few := [name for name in names if plain_of(name).num_tokens <= ENOUGH]:
+        nothing_to_check(f"too few cells ran of {', '.join(few)}")
 
 
-@pytest.mark.every_turn
 @pytest.mark.parametrize("name", FP8_NAMES)
 def test_excused_mismatches_with_fp8_are_few(plain_of, name):
     """Likewise; two executables may round a key to neighbouring FP8 numbers."""
     plain = plain_of(name, FP8)
-    assert plain.num_tokens > 1500 or not (plain.num_tokens or ALL_TURNS)
     assert len(plain.excused) <= 3, plain.excused
+    if plain.num_tokens <= ENOUGH:
+        nothing_to_check("too few cells ran")
 
 
 @pytest.mark.parametrize(
@@ -405,6 +403,7 @@ def test_excused_mismatches_with_fp8_are_few(plain_of, name):
         ("nemotron_h_moe", "exact", "exact_many_rows"),
     ],
 )
+@left_to_all("bamba", "windowed")
 def test_few_rows_and_many_give_the_same_tokens(bench_of, name, few, many):
     """Other shapes, so other executables: where they differ, the definition finds a near tie there."""
     benches = [bench_of(name, settings) for settings in (few, many)]

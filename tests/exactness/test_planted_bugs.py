@@ -28,6 +28,7 @@ from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.products.matrix import product
 from hybrid_jax.schedule.memory import Memory
 from pallas_kernels.rmsnorm import gated_rmsnorm
+from tests.drawing import left_to_all, spine
 from tests.exactness.conftest import ROOM, SETTINGS, load
 from tests.exactness.engines import make_engine, one_shape
 from tests.exactness.jobs import Job, drive, random_prompt
@@ -123,6 +124,7 @@ def test_without_a_bug_nothing_is_reported(bench_of):
     assert moved["forks"] == 1
 
 
+@spine
 @pytest.mark.parametrize("bug", IN_PLANS)
 def test_a_bug_in_the_plans_is_reported(bench_of, bug):
     bench = bench_of(MODEL, "padded")
@@ -131,6 +133,7 @@ def test_a_bug_in_the_plans_is_reported(bench_of, bug):
     assert found
 
 
+@spine
 def test_a_shared_checkpoint_overwritten_is_noticed_by_the_books(bench_of):
     bench = bench_of(MODEL, "padded")
     choose = Memory.slot_to_write
@@ -353,6 +356,7 @@ def found_with(bug, model: str, plain_of, kv_dtype: str | None = None) -> list[s
         return mismatches(engine, plain_of(model, kv_dtype), Poison(engine), prompt)
 
 
+@spine("fold_forgets_the_convolution", "fork_without_the_ring")
 @pytest.mark.parametrize("bug", IN_STEPS)
 def test_a_bug_in_a_step_is_reported(plain_of, bug):
     assert found_with(IN_STEPS[bug], MODEL, plain_of)
@@ -481,6 +485,7 @@ def test_without_a_bug_nothing_is_reported_of_drafts(plain_of, model):
     assert found_with_drafts(model, contextlib.nullcontext, plain_of) == []
 
 
+@spine("bamba-rejected_token_stays")
 @pytest.mark.parametrize("model, bug", IN_SPECULATION)
 def test_a_bug_in_speculation_is_reported(plain_of, model, bug):
     assert found_with_drafts(model, bug, plain_of)
@@ -497,6 +502,7 @@ def scales_stay_behind():
     return mock.patch.object(walk, "move_words", changed)
 
 
+@left_to_all
 def test_scales_of_fp8_move_with_what_they_scale(plain_of):
     assert found_with_drafts("with_cut", contextlib.nullcontext, plain_of, fp8=True) == []
     assert found_with_drafts("with_cut", scales_stay_behind, plain_of, fp8=True)

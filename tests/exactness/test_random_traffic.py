@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.drawing import EVERYTHING
+from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.random_traffic import ROOMS, random_jobs
 from tests.tiny_models import MODELS
 
@@ -21,6 +21,7 @@ if EVERYTHING:
 
 
 @pytest.mark.parametrize(("name", "engine"), BENCHES)
+@left_to_all("mamba2")
 def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
     bench = bench_of(name, engine)
     seen: Counter = Counter()

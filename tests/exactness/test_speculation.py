@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig, SpeculationConfig
-from tests.drawing import EVERYTHING
+from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.conftest import EXACT_NAMES, load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
@@ -48,6 +48,7 @@ def came(run) -> Counter:
     return found
 
 
+@left_to_all
 def test_random_traffic_gives_plain_tokens(plain_of):
     """Arrivals, aborts, forks, preemptions and rows that move, while plans run ahead of what the rows have."""
     name = "parallel"
@@ -81,6 +82,7 @@ EXACT = replace(SETTINGS, exact=True, prefill_tokens=64)
 
 @pytest.mark.as_users
 @pytest.mark.parametrize("name", EXACT_NAMES)
+@left_to_all("mamba2", "qwen3_next", "windowed", "with_unknown_kind", "jamba")
 def test_in_exact_mode_drafts_change_no_bit(name, plain_of):
     """No drafts, wrong ones and right ones of one engine, whose one program judges them all."""
     config, _ = load(name)

@@ -22,7 +22,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
-from tests.drawing import EVERYTHING, left_to_all
+from tests.drawing import EVERYTHING, left_to_all, spine
 from tests.exactness.conftest import load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
@@ -155,6 +155,7 @@ def check(run: Run, page_tokens: int, policy: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page_tokens", "policy"), RUNS)
+@left_to_all("64")
 def test_preemptions_and_evictions_change_no_token(page_tokens, policy):
     engine, case = engine_of(page_tokens), CASES[page_tokens]
     start_over(engine, case.tight, policy=policy)
@@ -217,6 +218,7 @@ def test_a_mistake_in_short_memory_is_seen_in_the_tokens(mistake):
         assert serve(engine, all_jobs(20)).outputs != expected
 
 
+@spine
 def test_a_fold_forgotten_is_noticed_by_the_books():
     settle = Memory.settle
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.token_sampling.reference import SamplingArrays
+from tests.drawing import left_to_all
 from tests.kernels.sampled import ROWS, arguments, tokens
 
 try:
@@ -43,10 +44,12 @@ def assert_as_defined(given: dict) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vocab", [1, 7, PART, 2 * PART + 5])
+@left_to_all("4096")
 def test_the_kernel_draws_what_the_definition_draws(vocab):
     assert_as_defined(arguments(vocab))
 
 
+@left_to_all
 def test_a_large_vocabulary():
     few = {"top_k": 50, "top_p": 0.9}
     flat = {
@@ -130,6 +133,7 @@ def test_nan_banned_and_infinite_logits():
 
 
 @pytest.mark.parametrize("room", [16, 256])
+@left_to_all("16")
 def test_more_candidates_than_there_is_room_for(room):
     given = arguments(PART + 77, 3)
     run = jax.jit(functools.partial(sample_tokens_triton, config=Config(room=room)))

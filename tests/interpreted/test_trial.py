@@ -10,6 +10,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import Trials
 from hybrid_jax.geometry import make_geometry
+from tests.drawing import left_to_all
 from tests.engine.on_kernels import SMALL, requests
 from tests.tiny_models import redrawn, tiny_model
 
@@ -26,6 +27,7 @@ def test_the_trial_of_sampling_passes(vocab):
     assert Trials().of_sampling(vocab) is None
 
 
+@left_to_all
 def test_an_engine_draws_the_same_tokens_by_either_kernel():
     config, _ = tiny_model("mamba2")
     config, drawn = replace(config, layers=config.layers[:1]), []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.config import GatedDelta, ModelConfig
+from hybrid_jax.config import GatedDelta, ModelConfig, MoE
 from hybrid_jax.models import config_from_hf
 
 COMMITTED = Path(__file__).parent / "goldens"
@@ -46,6 +46,16 @@ class Answer:
 def config_of(golden: Path) -> ModelConfig:
     """What its config.json says."""
     return config_from_hf(json.loads((golden / "config.json").read_text()))
+
+
+def one_of_each_family() -> list[Path]:
+    """The first golden of each family; the first with experts, where one has experts."""
+    experts, plain = {}, {}
+    for golden in GOLDENS:
+        config = config_of(golden)
+        has_experts = any(isinstance(layer.mlp, MoE) for layer in config.layers)
+        (experts if has_experts else plain).setdefault(config.family, golden)
+    return list((plain | experts).values())
 
 
 def load_answers(golden: Path) -> list[Answer]:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.config import MoE
-from tests.drawing import EVERYTHING
-from tests.parity.goldens import GOLDENS, config_of, load_answers, tolerance
-
-
-def one_of_each_family() -> list[Path]:
-    """The first golden of each family; the first with experts, where one has experts."""
-    experts, plain = {}, {}
-    for golden in GOLDENS:
-        config = config_of(golden)
-        has_experts = any(isinstance(layer.mlp, MoE) for layer in config.layers)
-        (experts if has_experts else plain).setdefault(config.family, golden)
-    return list((plain | experts).values())
-
+from tests.drawing import EVERYTHING, left_to_all
+from tests.parity.goldens import GOLDENS, config_of, load_answers, one_of_each_family, tolerance
 
 # Compiling an engine is what takes the time. Log-probabilities of prompts know no layers, and mean more programs.
 CHOSEN = GOLDENS if EVERYTHING else one_of_each_family()
@@ -35,6 +22,19 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("golden", CHOSEN, ids=lambda golden: golden.name)
+@left_to_all(
+    "bamba",
+    "falcon_mamba",
+    "granite",
+    "lfm2_attention",
+    "mamba2",
+    "mamba_",
+    "nemotron",
+    "qwen3_next",
+    "qwen3_5_dense",
+    "lfm2_moe",
+    "jamba_experts_biases",
+)
 def test_the_engine_continues_as_transformers_does(golden):
     answers, limit = load_answers(golden), tolerance(config_of(golden))
     prompts = [{"prompt_token_ids": answer.prompt} for answer in answers]

@@ -22,6 +22,7 @@ from hybrid_jax.models import FAMILIES, MODEL_TYPES, config_from_hf
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.hf_config import HARMLESS, HFConfig, plain
 from hybrid_jax.weights import load_model
+from tests.drawing import spine
 from tests.parity import fields
 from tests.parity.field_values import ABSENT, WALKED, Case, changed
 from tests.parity.goldens import COMMITTED, FOLDER, GOLDENS, load_answers, tolerance
@@ -127,7 +128,7 @@ def complaints(golden: Path, folder: Path) -> Iterator[str]:
             yield f"{json.dumps(case)}: {wrong}"
 
 
-@pytest.mark.every_turn
+@spine
 def test_every_family_is_walked():
     walked = {MODEL_TYPES[file_of(COMMITTED / name)["model_type"]] for name in WALKED}
     assert walked == FAMILIES.keys()
@@ -150,7 +151,7 @@ def asked(family: str) -> set[str]:
     return names
 
 
-@pytest.mark.every_turn
+@spine
 @pytest.mark.parametrize("golden", WALKED)
 def test_every_field_that_transformers_knows_is_read_refused_or_known_to_be_harmless(golden):
     family = MODEL_TYPES[file_of(COMMITTED / golden)["model_type"]]

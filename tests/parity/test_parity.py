@@ -14,7 +14,16 @@ import pytest
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.weights import load_model
-from tests.parity.goldens import COMMITTED, FOLDER, GOLDENS, config_of, load_answers, tolerance
+from tests.drawing import spine
+from tests.parity.goldens import (
+    COMMITTED,
+    FOLDER,
+    GOLDENS,
+    config_of,
+    load_answers,
+    one_of_each_family,
+    tolerance,
+)
 from tests.parity.random_variants import random_variant
 
 
@@ -52,6 +61,7 @@ def test_a_family_without_random_variants_is_named():
         random_variant("toy", random.Random(0))
 
 
+@spine(*(f"{golden.name}]" for golden in one_of_each_family()))
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_logits_agree_with_transformers(golden):
     config, answers, tokens, run = case(golden)

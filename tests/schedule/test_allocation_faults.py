@@ -19,6 +19,7 @@ from hybrid_jax.config import EngineConfig, SpeculationConfig
 from hybrid_jax.geometry import make_geometry as geometry_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
+from tests.drawing import left_to_all
 from tests.schedule.faults import (
     ALLOCATIONS,
     ERRORS,
@@ -200,6 +201,7 @@ def test_a_pool_that_says_no_costs_no_token(case, answer):
 
 
 @pytest.mark.parametrize("case", CASES)
+@left_to_all("pages of two grains", "pages of four grains", "drafts", "recurrent")
 def test_an_allocation_that_fails_costs_a_restart_and_no_token(case):
     for index, number in enumerate(points(sites_of(case, True), 3)):
         disturbed(case, number, fail, times=1 + 2 * (index % 5 == 0)).check()

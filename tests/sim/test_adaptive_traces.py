@@ -10,6 +10,7 @@ import pytest
 from hybrid_jax.sim.model_specs import load_spec
 from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
 from hybrid_jax.sim.prefix_cache.traces import read_trace
+from tests.drawing import left_to_all
 
 GB = 10**9
 FILES = {
@@ -52,6 +53,7 @@ def test_adaptive_is_nowhere_worse_than_sglang_by_half_a_point(percent, name, gi
 
 
 @pytest.mark.slow
+@left_to_all
 def test_adaptive_closes_four_tenths_of_the_gap_to_the_clairvoyant_on_average(percent):
     shares = []
     for cell in CELLS:

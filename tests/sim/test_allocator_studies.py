@@ -26,6 +26,7 @@ def table(folder, name: str) -> dict[str, dict]:
     return {str(next(iter(row.values()))): row for row in found}
 
 
+@left_to_all
 def test_a_smoke_run_fills_every_table(smoke):
     found = json.loads((smoke / "tables.json").read_text())["tables"]
     assert {"oom", "sharegpt", "batches", "intervals", "memory", "speed"} <= set(found)

@@ -19,6 +19,7 @@ from hybrid_jax.sim.model_specs import load_spec
 from hybrid_jax.sim.prefix_cache.caches import Simulated
 from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
+from tests.drawing import left_to_all
 
 GB = 10**9
 FILES = {
@@ -64,6 +65,7 @@ def result(requests, policy, gigabytes, model="paper_7b") -> Result:
         ("agents", "vllm", 100, 4.24),
     ],
 )
+@left_to_all("agents")
 def test_baselines_hit_what_the_published_simulator_hits(trace, name, policy, gigabytes, published):
     assert percent(trace(name), policy, gigabytes) == pytest.approx(published, abs=0.5)
 

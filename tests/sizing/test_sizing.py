@@ -167,6 +167,7 @@ def count_held(runner, monkeypatch):
     "max_rows, exact, drafts",
     [pytest.param(2, False, 0, marks=left_to_all), (16, False, 0), (16, True, 0), (16, False, 7)],
 )
+@left_to_all("16-False")
 def test_the_logits_of_every_step_fit_what_is_counted_for_them(
     max_rows, exact, drafts, monkeypatch
 ):
@@ -248,6 +249,18 @@ WIDE = {
         ),
         (["latent", "mamba"], {"max_rows": 64, "exact": True}),
     ],
+)
+@left_to_all(
+    "kinds14",
+    "kinds15",
+    "kinds19",
+    "kinds2",
+    "kinds3",
+    "kinds8",
+    "kinds9",
+    "kinds10",
+    "kinds13",
+    "kinds17",
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
     layers = tuple(WIDE[kind] for kind in kinds)

@@ -28,6 +28,7 @@ from hybrid_jax.train.distillation import Goal, adam, train_step
 from hybrid_jax.train.export import write_model
 from hybrid_jax.weights import load_model
 from hybrid_jax.weights.cut import WEIGHTS_FILE, own_tensors
+from tests.drawing import left_to_all
 
 FEW = {"batch": 2, "context": 64, "progress": False}
 
@@ -100,6 +101,7 @@ def test_nothing_is_lost_where_the_models_are_the_same(fields):
     "goal, share",
     [(Goal(), 0.9), (Goal("lm"), 0.999), (Goal(hidden=1.0), 0.9)],  # random tokens teach little
 )
+@left_to_all("goal1", "goal2")
 def test_steps_lower_what_they_aim_at_and_leave_the_teacher(fields, goal, share):
     base = config_of(fields)
     config = with_cut(base, 1)
@@ -140,6 +142,7 @@ def test_it_goes_on_where_it_stopped_and_writes_what_it_measured(model, sources,
     assert written["command"].startswith("distill(OUT, ") and written["cut"] == 1
 
 
+@left_to_all
 def test_measurements_are_means_over_tokens(fields, sources):
     """Rows of different lengths, in calls of different sizes, and a last call with too few rows."""
     base = config_of(fields)
@@ -213,6 +216,7 @@ def test_a_head_on_the_cut_is_trained_and_drafts(model, sources, tmp_path):
             LLM(folder, speculation="exit", quiet=True)
 
 
+@left_to_all
 def test_texts_are_read_with_the_tokenizer_of_the_model(model, sources, tmp_path):
     """A tokenizer for which four spaces are one token; files of other names than Python's."""
     folder, texts = tmp_path / "model", tmp_path / "texts"

@@ -17,6 +17,7 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import mtp, train_mtp
 from hybrid_jax.train.export import write_model
 from hybrid_jax.weights import load_config, load_model
+from tests.drawing import left_to_all
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def heads_config(fields):
     return replace(config, mtp=(config.layers[-1],))
 
 
+@left_to_all
 def test_the_loss_follows_the_chain_that_drafts(small_fields):
     """Entry by entry: at depth d, the one of token p stands after that of token p - 1 at depth d - 1."""
     config, length = heads_config(small_fields), 6

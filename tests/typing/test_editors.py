@@ -15,6 +15,7 @@ import pytest
 import hybrid_jax
 from hybrid_jax import LLM, EngineConfig
 from hybrid_jax.api import options
+from tests.drawing import left_to_all
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG_CALLS = Path(__file__).with_name("wrong_calls.py")
@@ -78,6 +79,7 @@ def test_mypy_reports_a_right_call_that_is_marked_as_wrong(tmp_path):
     assert reports == [("2", "unused-ignore"), ("3", "call-arg")]
 
 
+@left_to_all
 def test_mypy_finds_the_installed_package_from_anywhere(tmp_path):
     """As a user's does, who has no settings of ours."""
     (tmp_path / "own.py").write_text("from hybrid_jax import LLM\nLLM(modle=1)\nreveal_type(LLM)\n")
