@@ -26,6 +26,7 @@ from benchmarks.radix_tree import print_table
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 
@@ -90,7 +91,7 @@ class Load:
         slot = memory.slot_to_write(sequence)
         assert taken is not None and slot, "admission found no room"
         memory.advance(sequence, SHARED, slot)
-        memory.end_plan()
+        memory.end_plan(Plan())
 
     def prefilled(self, sequence: Sequence) -> None:
         """The rest of the prompt is computed; nothing of it is timed."""
@@ -113,7 +114,7 @@ class Load:
                 sequence.position += 1
             for sequence in due:
                 sequence.slot = memory.slot_to_write(sequence)
-            memory.end_plan()
+            memory.end_plan(Plan())
             for sequence in sequences:
                 memory.settle(sequence, 1, 1)
 

@@ -24,6 +24,7 @@ from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.costs import Costs
 
 GRAIN = PAGE_TOKENS = 64
@@ -41,15 +42,12 @@ class Load:
         self.rng = np.random.default_rng(seed)
         sequences = max(32, num_nodes // 2)
         self.frames = FrameAllocator(min(1 << 24, sequences * (2 * STATE_FRAMES + 45)))
-        self.slots = SlotTable(self.frames, state_frames=STATE_FRAMES, max_slots=4 * num_nodes)
+        self.slots = SlotTable(self.frames, lengths=(STATE_FRAMES,), max_slots=4 * num_nodes)
+        pages = PageHolds(self.frames, PAGE_TOKENS)
         self.tree = RadixTree(
-            self.frames,
-            self.slots,
-            PageHolds(self.frames),
+            [Tier(self.frames, self.slots, pages, make_policy(policy, COSTS))],
             grain=GRAIN,
-            page_tokens=PAGE_TOKENS,
             needs_slots=True,
-            policy=make_policy(policy, COSTS),
             max_known_nodes=num_nodes // 4,
         )
         self.policy = self.tree.policy

@@ -206,6 +206,7 @@ class Runner:
 
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
+        assert not (plan.saves or plan.loads), "runner: the arena is the only tier it can copy in"
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:

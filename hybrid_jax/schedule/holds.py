@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hybrid_jax.cache.pools.frames import FrameAllocator, indices
 from hybrid_jax.cache.pools.pages import FrameHolds
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.node import Match
+from hybrid_jax.cache.tree.node import ARENA, Match
 from hybrid_jax.cache.tree.radix import RadixTree
 
 
@@ -43,12 +43,14 @@ class Holds:
 
     Attributes:
         counters: what happened so far.
+        checkpoint_frames: live frames of checkpoints.
     """
 
     def __init__(self, frames: FrameAllocator, slots: SlotTable, tree: RadixTree | None):
         self._frames, self._slots, self._tree = frames, slots, tree
         self._pages = FrameHolds(frames)
         self._slot_holds: dict[int, int] = {}
+        self.checkpoint_frames = 0
         self.counters = MemoryCounters()
 
     @property
@@ -64,7 +66,7 @@ class Holds:
     @property
     def num_frames(self) -> int:
         """Live frames of pages and of checkpoints."""
-        return self.page_frames + self.num_slots * self._slots.state_frames
+        return self.page_frames + self.checkpoint_frames
 
     def _observe(self) -> None:
         self.counters.peak_live_frames = max(self.counters.peak_live_frames, self.num_frames)
@@ -112,13 +114,18 @@ class Holds:
     def release_slot(self, slot: int) -> None:
         """Drops a sequence's hold on this slot; does nothing for 0."""
         if slot:
+            length = self._slots.length(slot)
             self._slots.release(slot)
             self._slot_holds[slot] -= 1
             if not self._slot_holds[slot]:
                 del self._slot_holds[slot]
+                self.checkpoint_frames -= length
 
     def _note_slot(self, slot: int) -> None:
-        self._slot_holds[slot] = self._slot_holds.get(slot, 0) + 1
+        if slot not in self._slot_holds:
+            self._slot_holds[slot] = 0
+            self.checkpoint_frames += self._slots.length(slot)
+        self._slot_holds[slot] += 1
         self._observe()
 
     # --- both -----------------------------------------------------------------------------------
@@ -137,23 +144,25 @@ class Holds:
         """How many frames of a match's pages and checkpoint no sequence holds yet; taking them makes them live."""
         assert self._tree is not None, "holds: a match without a tree"
         pages = indices(self._tree.pages_to(match.node, match.hit_len))
-        slot = match.node.slot
-        new_slots = bool(slot) and slot not in self._slot_holds
-        return pages.size - self._pages.num_held(pages) + new_slots * self._slots.state_frames
+        slot = match.node.slots.get(ARENA, 0)
+        lives = not slot or slot in self._slot_holds
+        checkpoint = 0 if lives else self._slots.length(slot)
+        return pages.size - self._pages.num_held(pages) + checkpoint
 
     # --- looking at it --------------------------------------------------------------------------
 
     def frames_by_kind(self) -> tuple[int, int]:
         """How many frames of pages, and how many of checkpoints, are held."""
-        checkpoints = self._slots.num_held * self._slots.state_frames
+        checkpoints = self._slots.num_frames
         return self._frames.num_held - checkpoints, checkpoints
 
     def stats(self, frame_bytes: int) -> dict[str, int | float]:
         """Who holds the frames now, and the counters of what happened to them."""
-        cached_pages = num_cached = 0
+        cached_pages = num_cached = cached_checkpoints = 0
         if self._tree is not None:
-            cached_pages, num_cached = self._tree.page_holds.num_frames, len(self._tree.slot_nodes)
-        cached_checkpoints = num_cached * self._slots.state_frames
+            arena = self._tree.arena
+            cached_pages, num_cached = arena.pages.num_frames, len(arena.slot_nodes)
+            cached_checkpoints = sum(map(self._slots.length, arena.slot_nodes))
         page_frames, checkpoint_frames = self.frames_by_kind()
         return {
             "num_frames": self._frames.num_frames - 1,
@@ -161,7 +170,7 @@ class Holds:
             "page_frames": page_frames,
             "checkpoint_frames": checkpoint_frames,
             "live_page_frames": self.page_frames,
-            "live_checkpoint_frames": self.num_frames - self.page_frames,
+            "live_checkpoint_frames": self.checkpoint_frames,
             "cached_frames": cached_pages + cached_checkpoints,
             "cached_page_frames": cached_pages,
             "cached_page_bytes": cached_pages * frame_bytes,

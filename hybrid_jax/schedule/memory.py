@@ -18,11 +18,13 @@ from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
+from hybrid_jax.schedule.plan import Plan, Transfer
 from hybrid_jax.schedule.sequence import NO_PAGES, Page, Phase, Sequence
 
 
@@ -39,6 +41,8 @@ class Memory:
 
     Attributes:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
+        saves, loads: what the plan that is being made copies between the arena and other tiers. The arena is the only
+            tier so far, so nothing is copied.
     """
 
     def __init__(
@@ -53,19 +57,16 @@ class Memory:
         self.geometry = geometry
         costs = frame_costs(geometry) if costs is None else costs
         self.frames = FrameAllocator(num_frames)
-        self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
-        self.page_holds = PageHolds(self.frames)
+        self.slots = SlotTable(self.frames, lengths=(geometry.state_frames,), max_slots=max_slots)
+        self.page_holds = PageHolds(self.frames, geometry.page_tokens)
         self.tree: RadixTree | None = None
         self.history: History | None = None
         if cache.policy != "off":
+            policy = make_policy(cache.policy, costs)
             self.tree = RadixTree(
-                self.frames,
-                self.slots,
-                self.page_holds,
+                [Tier(self.frames, self.slots, self.page_holds, policy)],
                 grain=geometry.grain,
-                page_tokens=geometry.page_tokens,
                 needs_slots=geometry.has_state,
-                policy=make_policy(cache.policy, costs),
                 max_known_tokens=cache.history_tokens,
             )
             self.history = History(
@@ -76,6 +77,8 @@ class Memory:
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
         self.holds = Holds(self.frames, self.slots, self.tree)
+        self.saves: list[Transfer] = []
+        self.loads: list[Transfer] = []
         self._later_frames: list[list[int]] = []
         self._later_slots: list[int] = []
 
@@ -297,14 +300,18 @@ class Memory:
             self._later_frames.append(_sources(copies))
         return copies
 
-    def end_plan(self) -> list[tuple[int, np.ndarray]]:
-        """Releases what was kept for this plan's rows only; returns the slots that the device table lacks."""
+    def end_plan(self, plan: Plan) -> None:
+        """Releases what was kept for this plan's rows only.
+
+        Tells the plan what it copies between tiers, and which slots the device table lacks.
+        """
         for frames in self._later_frames:
             self.holds.release_frames(frames)
         for slot in self._later_slots:
             self.holds.release_slot(slot)
         self._later_frames, self._later_slots = [], []
-        return self.slots.take_new()
+        plan.saves, self.saves, plan.loads, self.loads = self.saves, [], self.loads, []
+        plan.new_slots = self.slots.take_new()
 
     # --- results --------------------------------------------------------------------------------
 
@@ -474,7 +481,7 @@ class Memory:
         if self.tree is not None:
             self.tree.check_invariants()
             frames.update(self.page_holds.as_dict())
-            slots.update(list(self.tree.slot_nodes))
+            slots.update(list(self.tree.arena.slot_nodes))
         for slot in slots:
             frames.update(self.slots.frames(slot))
         numbers = range(self.frames.num_frames)

@@ -147,18 +147,38 @@ class DecodeRow(Row):
     verified: list[tuple[int, int]] = field(default_factory=list, init=False)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transfer:
+    """Frames that a plan copies between the arena and another tier.
+
+    Attributes:
+        tier: number of the other tier.
+        arena, other: int32[n] frame ids here and there, in the same order.
+    """
+
+    tier: int
+    arena: np.ndarray
+    other: np.ndarray
+
+
 @dataclass(kw_only=True)
 class Plan:
     """One turn of the engine: prefill, fork and decode dispatches in this order. Each may be empty.
 
     Attributes:
-        new_slots: (slot, frames int32[state_frames]) pairs to write to the device table first.
+        saves: what is copied out of the arena before anything is written. It may have been evicted while the plan was
+            made, so the plan's own rows may have its frames.
+        loads: what is copied into the arena next. Somebody holds it until the plan is made, so none of it is evicted
+            and saved in the same plan.
+        new_slots: (slot, frames int32[state_frames]) pairs to write to the device table before any row runs.
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
             which it forks.
         window: tokens of a row in one decode step: 1, or 1 + the drafts that a step judges.
     """
 
+    saves: list[Transfer] = field(default_factory=list)
+    loads: list[Transfer] = field(default_factory=list)
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     prefill: list[PrefillRow] = field(default_factory=list)

@@ -394,7 +394,8 @@ class Scheduler:
         new.pace.start_over()
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None and new.memory.tree is not None:
-            new.memory.tree.counters = self.memory.tree.counters
+            for tier, before in zip(new.memory.tree.tiers, self.memory.tree.tiers, strict=True):
+                tier.counters = before.counters
         new.memory.holds.counters = self.memory.holds.counters
         new.counters.restarts += 1
         for request in requests:

@@ -55,7 +55,8 @@ class Turn:
     @property
     def empty(self) -> bool:
         """Whether the plan has no work for the device."""
-        return not (self.plan.rows or self.plan.moves)
+        plan = self.plan
+        return not (plan.rows or plan.moves or plan.saves or plan.loads)
 
     def close_holes(self, rows: list[Sequence | None]) -> None:
         """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""
@@ -202,7 +203,7 @@ class Turn:
             self.memory.withdraw(sequence)
             if not sequence.request.one_by_one:
                 self.decode(sequence)
-        self.plan.new_slots = self.memory.end_plan()
+        self.memory.end_plan(self.plan)
         assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
 
 

@@ -6,6 +6,7 @@ from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
 
 GRAIN = 8
 
@@ -13,22 +14,21 @@ GRAIN = 8
 class Pools:
     """A tree over small pools, and a row's way of filling it."""
 
-    def __init__(self, page_tokens=16, needs_slots=True, num_frames=200, groups=1, **options):
+    def __init__(
+        self, page_tokens=16, needs_slots=True, num_frames=200, groups=1, policy=None, **options
+    ):
         self.frames = FrameAllocator(num_frames)
-        self.slots = SlotTable(self.frames, state_frames=2 if needs_slots else 0, max_slots=50)
+        self.slots = SlotTable(self.frames, lengths=(2 if needs_slots else 0,), max_slots=50)
         self.groups = groups
         self.tree = RadixTree(
-            self.frames,
-            self.slots,
-            PageHolds(self.frames),
+            [Tier(self.frames, self.slots, PageHolds(self.frames, page_tokens), policy)],
             grain=GRAIN,
-            page_tokens=page_tokens,
             needs_slots=needs_slots,
             **options,
         )
 
     def pages(self, length):
-        count = -(-length // self.tree.page_tokens) if self.tree.page_tokens else 0
+        count = self.tree.arena.pages.num_pages(length)
         return self.frames.allocate(count * self.groups).reshape(count, self.groups)
 
     def insert(self, tokens):
@@ -53,9 +53,9 @@ class Pools:
 
 def evict(tree, num_frames):
     """Evicts the least valuable entries until that many more frames are free; how many became free."""
-    before = tree._frames.num_free
+    before = tree.arena.frames.num_free
     tree.make_room(before + num_frames)
-    return tree._frames.num_free - before
+    return tree.arena.frames.num_free - before
 
 
 def is_stored(cache, whole):

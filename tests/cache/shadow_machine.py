@@ -16,6 +16,7 @@ from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficienc
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
 from tests.cache.pools import evict, is_stored
 
@@ -168,7 +169,7 @@ class ShadowMachine(RuleBasedStateMachine):
         return {text(n) for n in self.cache.tree.root.walk() if n.parent is not None and n.cached}
 
     def checkpoints(self):
-        return {text(node) for node in self.cache.tree.root.walk() if node.slot}
+        return {text(node) for node in self.cache.tree.root.walk() if node.has_checkpoint(ARENA)}
 
     # --- what always holds ----------------------------------------------------------------------
 
@@ -181,10 +182,10 @@ class ShadowMachine(RuleBasedStateMachine):
     @invariant()
     def every_checkpoint_has_its_pages(self):
         for node in self.cache.tree.root.walk():
-            if node.slot:
+            if node.has_checkpoint(ARENA):
                 assert all(part.cached for part in node.path())
                 if self.costs.kv_bytes:
-                    assert sum(len(part.pages) for part in node.path()) == node.end
+                    assert sum(len(part.held[ARENA].pages) for part in node.path()) == node.end
 
     @invariant()
     def what_is_pinned_can_be_resumed_from(self):

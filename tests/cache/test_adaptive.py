@@ -7,7 +7,7 @@ import pytest
 from hybrid_jax.cache.policy.adaptive import Adaptive
 from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
 from hybrid_jax.cache.policy.simulated import SimulatedCache
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import ARENA, Held, Node
 from tests.cache.pools import is_stored
 from tests.cache.traffic import ask, text, tokens, traffic
 from tests.cache.weighed import COSTS, checked
@@ -19,7 +19,7 @@ def points(cache: SimulatedCache) -> dict:
 
 
 def checkpoints(cache: SimulatedCache) -> set[str]:
-    return {text(node) for node in cache.tree.root.walk() if node.slot}
+    return {text(node) for node in cache.tree.root.walk() if node.has_checkpoint(ARENA)}
 
 
 # --- beside a search over all candidates ----------------------------------------------------------
@@ -113,12 +113,12 @@ def test_a_node_changes_its_group_when_the_tokens_it_spares_change():
     ask(cache, "a" * 40)
     ask(cache, "a" * 40 + "b" * 20)
     assert key(cache, "a" * 40 + "b" * 20)[2] == -5
-    cache.tree.disown(next(n for n in cache.tree.root.walk() if n.end == 40).slot)
+    cache.tree.disown(next(n for n in cache.tree.root.walk() if n.end == 40).slots[ARENA])
     assert key(cache, "a" * 40 + "b" * 20)[2] == -2
 
 
 def test_cached_nodes_without_a_checkpoint_get_no_point_where_one_is_needed():
-    node = Node(tokens("abc"), 0, parent=Node(tokens(""), 0), pages=range(3))
+    node = Node(tokens("abc"), 0, parent=Node(tokens(""), 0), held={ARENA: Held(range(3))})
     order = Adaptive(COSTS["hybrid"])
     order.add(node)
     assert node in order and node.note is None
@@ -225,7 +225,7 @@ def test_a_prompt_uses_the_deepest_point_that_leaves_a_token_to_compute():
 
 def without(cache: SimulatedCache, prefix: str) -> None:
     """Evicts the checkpoint of a prefix; it stays known."""
-    (node,) = (n for n in cache.tree.root.walk() if n.slot and text(n) == prefix)
+    (node,) = (n for n in cache.tree.root.walk() if n.has_checkpoint(ARENA) and text(n) == prefix)
     cache.tree._evict(node)
 
 

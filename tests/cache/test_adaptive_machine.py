@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from hybrid_jax.cache.policy.simulated import SimulatedCache
+from hybrid_jax.cache.tree.node import ARENA
 from tests.cache.pools import is_stored
 from tests.cache.shadow_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
@@ -82,7 +83,7 @@ class AdaptiveMachine(ShadowMachine):
     @invariant()
     def every_checkpoint_is_a_point_and_every_point_a_life(self):
         for node in self.cache.tree.root.walk():
-            assert node.note is not None or not node.slot
+            assert node.note is not None or not node.has_checkpoint(ARENA)
             assert node.note is None or (node.note.life and node.parent is not None)
 
     @invariant()

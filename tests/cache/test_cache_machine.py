@@ -1,5 +1,7 @@
 """Allocator, slots and prefix tree driven at random beside a naive model: a dict of prefixes."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,8 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
 from tests.cache.pools import evict
+from tests.cache.second_tier import SECOND, give_up, load, publish, save, second_tier
+from tests.drawing import drawn
 
 GRAIN, NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 8, 60, 12, 3
 
@@ -39,11 +45,12 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.frames = FrameAllocator(NUM_FRAMES)
         self.slots = SlotTable(
-            self.frames, state_frames=STATE_FRAMES if self.needs_slots else 0, max_slots=MAX_SLOTS
+            self.frames, lengths=(STATE_FRAMES if self.needs_slots else 0,), max_slots=MAX_SLOTS
         )
+        arena = Tier(self.frames, self.slots, PageHolds(self.frames, self.page_tokens))
         self.tree = RadixTree(
-            self.frames, self.slots, PageHolds(self.frames), grain=GRAIN, page_tokens=self.page_tokens,
-            needs_slots=self.needs_slots, max_known_nodes=12,
+            [arena, *self.tiers_below(arena)], grain=GRAIN, needs_slots=self.needs_slots,
+            max_known_nodes=12, sink=self.sink,
         )  # fmt: skip
         self.rows = []  # (tokens, pages, slot)
         self.resumable = set()  # prefixes that must hit
@@ -52,6 +59,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.waiting = set()  # announcements that are expected
         self.text = {}  # (frame, offset) -> the prefix that ends there, as written by a row
         self.states = {}  # slot -> prefix
+
+    def tiers_below(self, arena):
+        return []
+
+    def sink(self, tree, node, tier):
+        """Is told of every eviction while all of it is in place."""
+        assert node.has(tier) and all(part.has(tier) for part in node.path())
 
     # --- what rows do ---------------------------------------------------------------------------
 
@@ -109,7 +123,17 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), finish=st.booleans())
     def publish(self, data, finish):
         """A row's prefix goes into the tree; a finished row lets go of everything."""
-        index = data.draw(st.integers(0, len(self.rows) - 1))
+        self.leave(data.draw(st.integers(0, len(self.rows) - 1)), finish)
+
+    @rule(asked=st.lists(prompts, min_size=2, max_size=6))
+    def serve(self, asked):
+        """Rows that are computed and finished one after the other, in memory that others give up."""
+        for tokens in asked:
+            self.make_room(NUM_FRAMES // 3)
+            self.compute(tokens)
+            self.leave(-1, True)
+
+    def leave(self, index, finish):
         tokens, pages, slot = self.rows[index]
         if tokens and bool(slot) == self.needs_slots:
             self.tree.fill(np.array(tokens), np.array(pages, np.int32).reshape(len(pages), 1), slot)
@@ -190,6 +214,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- what memory pressure does --------------------------------------------------------------
 
+    def make_room(self, count):
+        self.tree.make_room(count)
+        self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
+
     @rule(count=st.integers(1, 20))
     def evict(self, count):
         free = self.frames.num_free
@@ -266,11 +294,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.frames.check_invariants()
         self.slots.check_invariants()
         self.tree.check_invariants()
-        holds = self.tree.page_holds.as_dict()
+        holds = self.tree.arena.pages.as_dict()
         for _, pages, _ in self.rows:
             for group in pages:
                 holds[group[0]] = holds.get(group[0], 0) + 1
-        slots = [*self.tree.slot_nodes] + [slot for _, _, slot in self.rows if slot]
+        slots = [*self.tree.arena.slot_nodes] + [slot for _, _, slot in self.rows if slot]
         for slot in set(slots):
             assert self.slots.holders(slot) == slots.count(slot)
             holds |= dict.fromkeys(self.slots.frames(slot), 1)
@@ -290,19 +318,170 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.frames.num_free == NUM_FRAMES - 1 and self.slots.num_held == 0
 
 
+class TwoTierMachine(CacheMachine):
+    """The same beside a second tier that takes what the arena evicts: at once, later, or not at all.
+
+    The model of the arena is what it was; `below` says which prefixes the second tier must have.
+    """
+
+    num_frames = 45
+
+    def __init__(self):
+        self.how, self.saving = "at once", []
+        self.below = set()
+        self.text_below, self.states_below = {}, {}
+        super().__init__()
+
+    def tiers_below(self, arena):
+        self.second = second_tier(arena, self.num_frames, MAX_SLOTS)
+        return [self.second]
+
+    @rule(how=st.sampled_from(["at once", "later", "not at all"]))
+    def take_evictions(self, how):
+        self.how = how
+
+    def sink(self, tree, node, tier):
+        super().sink(tree, node, tier)
+        if tier == ARENA and self.how != "not at all":
+            if (copy := save(tree, node)) is not None:
+                self.copy(copy, self.text, self.text_below)
+                if copy.slot:
+                    slot = self.slots.resolve(node.slots[ARENA])
+                    self.states_below[self.second.slots.resolve(copy.slot)] = self.states[slot]
+                self.saving.append(copy)
+                if self.how == "at once":
+                    self.publish_saves()
+            self.forget_lost()
+
+    def copy(self, copy, text, other):
+        """Copies what frames hold, as the device would."""
+        for source, target in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+            for offset in range(self.page_tokens):
+                other.pop((target, offset), None)
+                if (source, offset) in text:
+                    other[target, offset] = text[source, offset]
+
+    @precondition(lambda self: self.saving)
+    @rule()
+    def publish_saves(self):
+        for copy in self.saving:
+            publish(self.tree, copy)
+            tokens = tuple(copy.tokens.tolist())
+            step = len(tokens) if self.needs_slots else GRAIN
+            self.below |= {tokens[:n] for n in range(step, len(tokens) + 1, step)}
+        self.saving = []
+
+    @precondition(lambda self: self.below)
+    @rule(data=st.data(), rest=st.lists(prompts, max_size=3))
+    def load(self, data, rest):
+        """What the second tier has beyond the arena's hit comes back, and rows go on from there."""
+        tokens = (*data.draw(st.sampled_from(sorted(self.below))), 7)
+        self.load_for(tokens)
+        cuts = range(len(tokens), 0, -11)  # where a prompt leaves the path: at its end, then inside
+        self.serve([tokens[:cut] + tail for cut, tail in zip(cuts, rest, strict=False)])
+
+    def load_for(self, tokens):
+        best = max(
+            (len(p) for p in self.below if tokens[: len(p)] == p and len(p) < len(tokens)),
+            default=0,
+        )
+        match = self.tree.match(np.array(tokens))
+        assert match.found[SECOND].hit_len == best
+        copy = load(self.tree, np.array(tokens))
+        if copy is None:
+            self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
+            return
+        self.copy(copy, self.text_below, self.text)
+        if copy.slot:
+            slot = self.second.slots.resolve(match.found[SECOND].node.slots[SECOND])
+            self.states[self.slots.resolve(copy.slot)] = self.states_below[slot]
+        publish(self.tree, copy)
+        self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
+        self.add_resumable(tokens[:best])
+        assert self.tree.match(np.array(tokens)).hit_len == best
+
+    @rule(count=st.integers(1, 20))
+    def evict_below(self, count):
+        free = self.second.frames.num_free
+        self.tree.make_room(free + count, tier=SECOND)
+        self.forget_lost()
+
+    @rule(tokens=prompts, keep=st.integers(0, 8))
+    def drop_path(self, tokens, keep):
+        super().drop_path(tokens, keep)
+        for prefix in self.forget_lost():
+            assert len(prefix) > keep * GRAIN and prefix[: keep * GRAIN] == tokens[: keep * GRAIN]
+
+    @rule()
+    def reset(self):
+        super().reset()
+        self.below.clear()
+
+    def found_below(self, prefix):
+        return self.tree.match(np.array(prefix), least=0).found[SECOND].hit_len
+
+    def forget_lost(self):
+        lost = {p for p in self.below if self.found_below(p) != len(p)}
+        self.below -= lost
+        return lost
+
+    @invariant()
+    def counts_below_agree(self):
+        second = self.second
+        second.frames.check_invariants()
+        second.slots.check_invariants()
+        holds = Counter(second.pages.as_dict())
+        slots = Counter(second.slot_nodes.keys())
+        for copy in self.saving:
+            holds.update(copy.pages.ravel().tolist())
+            slots.update([copy.slot] * bool(copy.slot))
+        for slot, count in slots.items():
+            assert second.slots.holders(slot) == count
+            holds.update(second.slots.frames(slot))
+        for frame in range(1, self.num_frames):
+            assert second.frames.holders(frame) == holds[frame]
+
+    @invariant()
+    def the_second_tier_has_what_it_took(self):
+        for prefix in self.below:
+            found = self.tree.match(np.array(prefix), least=0).found[SECOND]
+            assert found.hit_len == len(prefix) <= found.cached_len
+            pages = self.tree.pages_to(found.node, len(prefix), SECOND)
+            for position in range(len(prefix) if self.page_tokens else 0):
+                place = pages[position // self.page_tokens].item(), position % self.page_tokens
+                assert self.text_below[place] == prefix[: position + 1]
+            if self.needs_slots:
+                slot = self.second.slots.resolve(found.node.slots[SECOND])
+                assert self.states_below[slot] == prefix
+
+    def teardown(self):
+        for copy in self.saving:
+            give_up(self.tree, copy)
+        super().teardown()
+        assert self.second.frames.num_free == self.num_frames - 1
+
+
 def common(a, b):
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
-@pytest.mark.parametrize(
-    ("page_tokens", "needs_slots"),
-    [(16, True), (4, True), (64, True), (16, False), (64, False), (0, True)],
-)
-def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
-    machine = type(
-        "Machine", (CacheMachine,), {"page_tokens": page_tokens, "needs_slots": needs_slots}
-    ).TestCase
-    machine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+FORMS = [(16, True), (4, True), (64, True), (16, False), (64, False), (0, True)]
+
+
+def run(base, page_tokens, needs_slots, examples):
+    names = {"page_tokens": page_tokens, "needs_slots": needs_slots}
+    machine = type("Machine", (base,), names).TestCase
+    machine.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     machine("runTest").runTest()
+
+
+@pytest.mark.parametrize(("page_tokens", "needs_slots"), FORMS)
+def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
+    run(CacheMachine, page_tokens, needs_slots, 80)
+
+
+@pytest.mark.parametrize(("page_tokens", "needs_slots"), drawn(FORMS))
+def test_two_tiers_agree_with_dicts_of_prefixes(page_tokens, needs_slots):
+    run(TwoTierMachine, page_tokens, needs_slots, 30)

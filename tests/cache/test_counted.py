@@ -9,6 +9,7 @@ from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
 from hybrid_jax.cache.pools.frames import OutOfFrames
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
@@ -68,7 +69,7 @@ def test_a_budget_shows_its_bytes():
 def test_pages_take_the_bytes_of_their_tokens_and_give_them_back():
     budget = ByteBudget(100)
     pages = CountedPages(budget, token_bytes=3)
-    held = pages.adopt(range(20))
+    held = pages.adopt(range(20), 0, 20)
     assert (budget.used, pages.num_frames) == (60, 20)
     pages.release(held[:5])
     assert (budget.used, pages.num_frames) == (45, 15)
@@ -78,14 +79,15 @@ def test_pages_that_the_budget_refuses_are_not_counted():
     budget = ByteBudget(50)
     pages = CountedPages(budget, token_bytes=3)
     with pytest.raises(OutOfFrames, match="needs 60 bytes, 50 of 50 free"):
-        pages.adopt(range(20))
+        pages.adopt(range(20), 0, 20)
     assert (budget.used, pages.num_frames) == (0, 0)
 
 
 def test_two_spans_of_pages_join_into_one_as_long():
     pages = CountedPages(ByteBudget(50), token_bytes=1)
-    assert len(pages.join(range(3, 7), range(10))) == 14
-    assert len(pages.row([range(3, 7), range(10), range(0)])) == 14
+    assert len(pages.join(range(3, 7), range(10), 4)) == 14
+    assert len(pages.row([(14, range(0)), (4, range(10)), (0, range(3, 7))], 14)) == 14
+    assert len(pages.row([(4, range(10)), (0, range(3, 7))], 9)) == 9
 
 
 def test_a_checkpoint_is_held_until_its_last_holder_lets_go():
@@ -126,7 +128,7 @@ def cache():
     for last in (5, 6):
         cache.request(*[np.array([1] * 9 + [last] * 9, np.int32)] * 2)
     cache.check_invariants()
-    assert (cache.budget.used, len(cache.tree.slot_nodes)) == (27 + 30, 3)
+    assert (cache.budget.used, len(cache.tree.arena.slot_nodes)) == (27 + 30, 3)
     return cache
 
 
@@ -142,7 +144,7 @@ def test_bytes_that_nobody_holds_are_noticed(cache):
 
 def test_a_lost_page_is_noticed(cache):
     node = next(iter(cache.tree.root.children.values()))
-    node.pages = node.pages[:-1]
+    node.held[ARENA].pages = node.held[ARENA].pages[:-1]
     with pytest.raises(AssertionError, match=r"^counted pages: counts 27 tokens, found 26"):
         cache.check_invariants()
 

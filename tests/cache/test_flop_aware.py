@@ -11,6 +11,7 @@ import pytest
 
 from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware
 from hybrid_jax.cache.policy.simulated import SimulatedCache
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
 from tests.cache.pools import evict
 
@@ -27,7 +28,7 @@ class Entry(SimpleNamespace):
 
 
 def policy(alpha: float) -> FlopAware:
-    return FlopAware(alpha, COSTS, efficiency=lambda node, costs: node.value)
+    return FlopAware(alpha, COSTS, efficiency=lambda node, costs, tier: node.value)
 
 
 def simulated(alpha: float, capacity: int = 10_000) -> SimulatedCache:
@@ -196,8 +197,10 @@ def test_when_the_checkpoint_above_goes_what_is_below_is_worth_more():
         for text in (LINE, TAIL, OTHER):
             ask(cache, text)
         if rebased:
-            node = next(n for n in cache.tree.root.walk() if n.end == 50 and n.slot)
-            cache.tree.disown(node.slot)
+            node = next(
+                n for n in cache.tree.root.walk() if n.end == 50 and n.has_checkpoint(ARENA)
+            )
+            cache.tree.disown(node.slots[ARENA])
         evict(cache.tree, 1)
         assert [text for text in (TAIL, OTHER) if not stands(cache, text)] == [victim]
 

@@ -15,7 +15,7 @@ def test_pools_that_are_too_small_or_too_large_for_handles_are_refused():
             FrameAllocator(count)
     for count in (0, handles.MAX_ID + 2):
         with pytest.raises(ValueError, match=f"max_slots must be between 1 and .* got {count}"):
-            SlotTable(FrameAllocator(4), state_frames=1, max_slots=count)
+            SlotTable(FrameAllocator(4), lengths=(1,), max_slots=count)
 
 
 def test_last_released_frame_is_handed_out_first():
@@ -98,7 +98,7 @@ def test_frames_are_counted():
 
 def test_slots_hold_frames_until_their_last_holder_lets_go():
     frames = FrameAllocator(7)
-    slots = SlotTable(frames, state_frames=3, max_slots=8)
+    slots = SlotTable(frames, lengths=(3,), max_slots=8)
     handle = slots.allocate()
     assert slots.frames(handle) == (1, 2, 3) and frames.num_free == 3
     slots.retain(handle)
@@ -114,12 +114,12 @@ def test_slots_hold_frames_until_their_last_holder_lets_go():
 
 def test_a_slot_without_frames_or_without_an_id_changes_nothing():
     frames = FrameAllocator(6)
-    slots = SlotTable(frames, state_frames=3, max_slots=3)
+    slots = SlotTable(frames, lengths=(3,), max_slots=3)
     slots.allocate()
     with pytest.raises(OutOfFrames, match="needs 3 frames, 2 of 5 free"):
         slots.allocate()
     assert slots.num_held == 1
-    few = SlotTable(FrameAllocator(20), state_frames=3, max_slots=2)
+    few = SlotTable(FrameAllocator(20), lengths=(3,), max_slots=2)
     few.allocate()
     with pytest.raises(OutOfSlots, match="all 1 checkpoints are held"):
         few.allocate()
@@ -127,7 +127,7 @@ def test_a_slot_without_frames_or_without_an_id_changes_nothing():
 
 
 def test_new_slots_are_reported_once_and_only_while_held():
-    slots = SlotTable(FrameAllocator(20), state_frames=2, max_slots=8)
+    slots = SlotTable(FrameAllocator(20), lengths=(2,), max_slots=8)
     first, second = slots.allocate(), slots.allocate()
     slots.release(first)
     told = lambda: [(slot, tuple(frames.tolist())) for slot, frames in slots.take_new()]

@@ -11,7 +11,7 @@ from hybrid_jax.cache.policy.adaptive import Adaptive
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import ARENA, Node
 from tests.cache.traffic import ask, text, traffic
 from tests.cache.weighed import COSTS
 
@@ -19,7 +19,7 @@ POLICIES = {"lru": lambda costs: LeastRecentlyUsed(), "adaptive": Adaptive}
 
 
 def evictable(cache: SimulatedCache) -> list[Node]:
-    return [n for n in cache.tree.root.walk() if cache.tree._candidates._where(n) is not None]
+    return [n for n in cache.tree.root.walk() if cache.tree.arena.candidates._where(n) is not None]
 
 
 def given_back(cache: SimulatedCache, node: Node) -> int:
@@ -104,7 +104,7 @@ def test_several_boundaries_that_only_known_siblings_keep_are_passed():
 def test_pages_above_that_somebody_pins_are_not_priced():
     cache = cached(1000, "s" * 20 + "aaaa", "s" * 20 + "bbbbb")
     cache.tree.pin(standing(cache, "s" * 20))
-    cache.tree.disown(standing(cache, "s" * 20).slot)
+    cache.tree.disown(standing(cache, "s" * 20).slots[ARENA])
     evict(cache, "s" * 20 + "bbbbb")
     assert freed_bytes(standing(cache, "s" * 20 + "aaaa"), COSTS["hybrid"]) == 10 + 4
     assert evict(cache, "s" * 20 + "aaaa") == 10 + 4

@@ -34,7 +34,7 @@ def test_a_stale_handle_raises_even_when_the_frame_lives_again():
 
 def test_a_handle_of_one_pool_does_not_resolve_in_another():
     frames = FrameAllocator(8)
-    slots = SlotTable(frames, state_frames=2, max_slots=4)
+    slots = SlotTable(frames, lengths=(2,), max_slots=4)
     slot = slots.allocate()
     with pytest.raises(handles.StaleHandle, match="names a slot, resolved as a frame"):
         frames.resolve(slot)
@@ -43,7 +43,7 @@ def test_a_handle_of_one_pool_does_not_resolve_in_another():
 
 
 def test_a_slot_behind_the_table_s_end_is_stale():
-    slots = SlotTable(FrameAllocator(8), state_frames=2, max_slots=4)
+    slots = SlotTable(FrameAllocator(8), lengths=(2,), max_slots=4)
     with pytest.raises(handles.StaleHandle):
         slots.resolve(handles.pack(handles.SLOT, 0, 4))
 

@@ -30,7 +30,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.frames = FrameAllocator(NUM_FRAMES)
-        self.slots = SlotTable(self.frames, state_frames=STATE_FRAMES, max_slots=MAX_SLOTS)
+        self.slots = SlotTable(self.frames, lengths=(STATE_FRAMES,), max_slots=MAX_SLOTS)
         self.holds = {name: collections.Counter() for name in "abc"}
         self.lists, self.slot_holds = {}, collections.Counter()
         self.slot_ids, self.new = {}, {}

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.tree.node import common_prefix_len, describe_tree, shared_len
+from hybrid_jax.cache.tree.node import ARENA, common_prefix_len, describe_tree, shared_len
 from tests.cache.pools import Pools, evict, seq
 
 
@@ -265,9 +265,9 @@ def test_known_spans_are_bounded_and_the_oldest_go_first():
 def test_a_second_fill_keeps_what_stands():
     pools = Pools()
     node = pools.insert(seq((0, 32)))
-    slot, pages = node.slot, node.pages.tolist()
+    slot, pages = node.slots[ARENA], node.held[ARENA].pages.tolist()
     assert pools.insert(seq((0, 32))) is node
-    assert (node.slot, node.pages.tolist()) == (slot, pages)
+    assert (node.slots[ARENA], node.held[ARENA].pages.tolist()) == (slot, pages)
     assert pools.frames.num_held == 4
 
 
@@ -277,7 +277,7 @@ def test_a_revived_tombstone_resumes_again():
     pools.insert(seq((0, 64)))
     pools.insert(seq((0, 24), (100, 40)))
     (upper,) = pools.tree.root.children.values()
-    pools.tree.disown(upper.slot)
+    pools.tree.disown(upper.slots[ARENA])
     assert pools.match(seq((0, 25))).hit_len == 0
     pools.insert(seq((0, 24)))
     assert pools.match(seq((0, 25))).hit_len == 24

@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
 from tests.cache.pools import is_stored
 
@@ -32,7 +33,7 @@ def ask(cache: SimulatedCache, prompt: str, output: str = "") -> SimpleNamespace
 
 
 def checkpoints(cache: SimulatedCache) -> list[int]:
-    return sorted(node.end for node in cache.tree.root.walk() if node.slot)
+    return sorted(node.end for node in cache.tree.root.walk() if node.has_checkpoint(ARENA))
 
 
 def test_an_outcome_tells_what_was_skipped_and_stored():

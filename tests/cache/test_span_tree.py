@@ -8,6 +8,7 @@ from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Loss
 from hybrid_jax.cache.tree.span_tree import SpanTree
+from hybrid_jax.cache.tree.tier import Tier
 
 
 class Spans:
@@ -15,12 +16,10 @@ class Spans:
 
     def __init__(self, page_tokens=16, needs_slots=True, max_slots=10):
         self.frames = FrameAllocator(150)
-        self.slots = SlotTable(self.frames, state_frames=2, max_slots=max_slots)
+        self.slots = SlotTable(self.frames, lengths=(2,), max_slots=max_slots)
         self.changed = []
         self.tree = SpanTree(
-            PageHolds(self.frames),
-            self.slots,
-            page_tokens=page_tokens,
+            [Tier(self.frames, self.slots, PageHolds(self.frames, page_tokens))],
             needs_slots=needs_slots,
             changed=self.changed.append,
         )
@@ -28,7 +27,7 @@ class Spans:
     def insert(self, tokens):
         """A cached path with a checkpoint at its end."""
         node = self.tree.descend(np.array(tokens, np.int32))
-        pages = self.frames.allocate(self.tree.num_pages(len(tokens)))[:, None]
+        pages = self.frames.allocate(self.tree.arena.pages.num_pages(len(tokens)))[:, None]
         for part in node.path():
             if not part.cached:
                 self.tree.give_pages(part, pages)
@@ -49,7 +48,7 @@ def test_a_boundary_goes_with_the_checkpoint_that_made_it():
     spans.tree.drop_checkpoint(upper)
     spans.tree.check_invariants()
     assert (lower.start, lower.end, spans.tree.num_nodes) == (0, 32, 1)
-    assert spans.tree.page_holds.num_frames == 2
+    assert spans.tree.arena.pages.num_frames == 2
 
 
 def test_pages_below_the_last_checkpoint_go_with_it():
@@ -140,7 +139,7 @@ def test_without_checkpoints_nobody_looks_for_one_below_a_node(monkeypatch):
     spans = Spans(needs_slots=False)
     for last in range(8):
         spans.insert([*range(16), 20 + last])
-    monkeypatch.setattr("hybrid_jax.cache.tree.span_tree._first_slots", None)
+    monkeypatch.setattr("hybrid_jax.cache.tree.span_tree._first_checkpoints", None)
     spans.tree.drop_all(spans.insert(range(30, 46)))  # the root had a second cached child
     spans.tree.check_invariants()
 

@@ -115,7 +115,7 @@ def test_a_replay_hits_what_going_on_from_a_snapshot_before_the_first_eviction_h
     totals = set()
     for alpha in (0.0, 0.4, 2.0):
         replay, went_on = make(alpha), copy.deepcopy(snapshot)
-        went_on.tree._candidates.evictable.alpha = alpha
+        went_on.tree.policy.alpha = alpha
         expected = [went_on.request(prompt, prompt) for prompt in asked[first:]]
         found = [replay.request(prompt, prompt) for prompt in asked]
         assert found[first:] == expected

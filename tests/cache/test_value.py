@@ -11,6 +11,7 @@ from hybrid_jax.cache.policy.flop_aware import own_edge_efficiency, whole_prefix
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes, resume_point_above, saved_flops
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
 from tests.cache.pools import evict
 
@@ -59,14 +60,14 @@ def test_the_checkpoint_where_paths_part_counts_for_all_below_it():
 
 def test_where_the_checkpoint_above_is_gone_the_one_above_that_counts():
     cache = cached(LINE, LONGER, [1] * 30)
-    cache.tree.disown(node_at(cache, *LONGER).slot)
+    cache.tree.disown(node_at(cache, *LONGER).slots[ARENA])
     node = node_at(cache, *[1] * 30)
     assert (resume_point_above(node), saved_flops(node, COSTS)) == (20, 10)
 
 
 def test_where_paths_part_without_a_checkpoint_the_one_above_counts():
     cache = cached(LINE, BRANCH_A, BRANCH_B)
-    cache.tree.disown(node_at(cache, *[1] * 12).slot)
+    cache.tree.disown(node_at(cache, *[1] * 12).slots[ARENA])
     node = node_at(cache, *BRANCH_B)
     assert (node.start, resume_point_above(node), saved_flops(node, COSTS)) == (12, 0, 20)
 

@@ -50,7 +50,7 @@ class CheckedAdaptive(Adaptive):
 
     def pop(self) -> Node | None:
         candidates = [
-            n for n in self.tree.root.walk() if self.tree._candidates._where(n) is not None
+            n for n in self.tree.root.walk() if self.tree.arena.candidates._where(n) is not None
         ]
         scores = {node: self.score(node) for node in candidates}
         victim = super().pop()

@@ -39,7 +39,7 @@ class WornPools:
 
     def __init__(self, seed: int):
         self.frames = FrameAllocator(16)
-        self.slots = SlotTable(self.frames, state_frames=2, max_slots=5)
+        self.slots = SlotTable(self.frames, lengths=(2,), max_slots=5)
         self.live_frames: dict[int, int] = {}
         self.live_slots: dict[int, int] = {}
         self.dead: set[int] = set()

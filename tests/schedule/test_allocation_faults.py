@@ -232,9 +232,9 @@ def books(memory: Memory, sequences: list[Sequence]) -> dict:
             holds[frame] -= 1
     pins = {}
     if memory.tree is not None:
-        for frame, count in memory.tree.page_holds.as_dict().items():
+        for frame, count in memory.tree.arena.pages.as_dict().items():
             holds[frame] -= count
-        for handle in memory.tree.slot_nodes:
+        for handle in memory.tree.arena.slot_nodes:
             slot_holds[slots.resolve(handle)] -= 1
         pins = {id(node): node.pins for node in memory.tree.root.walk() if node.pins}
     return {

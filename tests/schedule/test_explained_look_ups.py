@@ -45,12 +45,12 @@ class Recount:
         return fill
 
     def gone(self, real, why):
-        def gone(tree, what):
-            node = tree.slot_nodes.get(what) if why is Why.TAKEN_BACK else what
+        def gone(tree, what, *tier):
+            node = tree.arena.slot_nodes.get(what) if why is Why.TAKEN_BACK else what
             prefix = tuple(t for part in node.path() for t in part.tokens.tolist()) if node else ()
             if prefix in self.states:
                 self.states[prefix] = (why, tree.counters.lookups)
-            return real(tree, what)
+            return real(tree, what, *tier)
 
         return gone
 

@@ -67,7 +67,7 @@ def test_a_node_is_found_in_the_future_on_whichever_path_it_lies(kind, seed):
     trace = [request(*pair) for pair in texts(seed)]
     order = Clairvoyant(trace, KINDS[kind])
     cache = make_cache("optimal", KINDS[kind], 300, trace)
-    cache.tree._candidates.evictable = cache._policy = order
+    cache.tree.arena.candidates.evictable = cache._policy = order
     for asked in trace:
         cache.request(asked.prompt, asked.whole)
         cache.check_invariants()

@@ -51,10 +51,11 @@ class Adaptive(EvictionPolicy):
         self._values = np.full(64, np.inf)  # inf: no members
 
     def add(self, node: Node) -> None:
-        resumable = node.slot or not self.costs.checkpoint_bytes
+        resumable = node.has_checkpoint(self.tier) or not self.costs.checkpoint_bytes
         if node.note is None and resumable:
             self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
-        ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
+        freed = freed_bytes(node, self.costs, self.tier)
+        ratio = saved_tokens(node, self.tier) / max(1, freed)
         level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
         self._put(node, self.candidates.get(node), level)
 
@@ -124,6 +125,10 @@ class Adaptive(EvictionPolicy):
         """The node's tokens are forgotten."""
         self.points.forget(node)
 
+    def keeps(self, node: Node) -> bool:
+        """Whether a point stands at the node's end."""
+        return node.note is not None
+
     def asked(
         self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
     ) -> Relation:
@@ -166,7 +171,8 @@ class Adaptive(EvictionPolicy):
         for node in reversed(path):
             if node.note is not None and node.end <= reach:
                 last = last or node
-                if node.slot or (node.cached and not self.costs.checkpoint_bytes):
+                here = node.has_checkpoint if self.costs.checkpoint_bytes else node.has
+                if here(self.tier):
                     return last, node
         return last, None
 

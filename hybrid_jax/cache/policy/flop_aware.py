@@ -9,7 +9,7 @@ import numpy as np
 
 from hybrid_jax.cache.policy.value import freed_bytes, saved_flops
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import ARENA, Node
 from hybrid_jax.costs import Costs
 
 STEPS_PER_OCTAVE = 64  # efficiencies are rounded to 1 %
@@ -26,7 +26,7 @@ class FlopAware(EvictionPolicy):
     Args:
         alpha: weight of the efficiency; 0 is least recently used.
         costs: of the model.
-        efficiency: FLOPs per byte of a node; `own_edge_efficiency` when None.
+        efficiency: FLOPs per byte of a node in a tier; `own_edge_efficiency` when None.
 
     Raises:
         ValueError: a negative alpha.
@@ -37,7 +37,7 @@ class FlopAware(EvictionPolicy):
         alpha: float,
         costs: Costs,
         *,
-        efficiency: Callable[[Node, Costs], float] | None = None,
+        efficiency: Callable[[Node, Costs, int], float] | None = None,
     ):
         if not (alpha >= 0 and math.isfinite(alpha)):
             raise ValueError(f"FlopAware: alpha must be a number of at least 0, got {alpha}")
@@ -72,7 +72,7 @@ class FlopAware(EvictionPolicy):
         self._clock = max(self._clock, node.last_use)
 
     def _level(self, node: Node) -> int:
-        value = self.efficiency(node, self.costs)
+        value = self.efficiency(node, self.costs, self.tier)
         return round(STEPS_PER_OCTAVE * math.log2(value)) if value > 0 else -(1 << 16)
 
     def _new_level(self, level: int) -> int:
@@ -116,17 +116,19 @@ class FlopAware(EvictionPolicy):
         return node
 
 
-def own_edge_efficiency(node: Node, costs: Costs) -> float:
+def own_edge_efficiency(node: Node, costs: Costs, tier: int = ARENA) -> float:
     """FLOPs spared beyond the resume point above, per byte that goes with the node: the paper's definition."""
-    return saved_flops(node, costs) / max(1, freed_bytes(node, costs))
+    return saved_flops(node, costs, tier) / max(1, freed_bytes(node, costs, tier))
 
 
-def whole_prefix_efficiency(node: Node, costs: Costs) -> float:
+def whole_prefix_efficiency(node: Node, costs: Costs, tier: int = ARENA) -> float:
     """The same FLOPs per byte of checkpoint and KV of the *whole* prefix: as the published code computes it.
 
     The slip in its feed-forward term is left out; it changes hit rates by less than half a point.
     """
-    return saved_flops(node, costs) / max(1, costs.checkpoint_bytes + node.end * costs.kv_bytes)
+    return saved_flops(node, costs, tier) / max(
+        1, costs.checkpoint_bytes + node.end * costs.kv_bytes
+    )
 
 
 def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:

@@ -14,6 +14,7 @@ from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import Match, Node, branch_point
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.costs import Costs
 
 LEAST_BRANCH = 32
@@ -46,14 +47,11 @@ class SimulatedCache:
         self._weighs = policy.learns
         self.budget = ByteBudget(capacity)
         self._slots = CountedSlots(self.budget, costs.checkpoint_bytes)
+        pages = CountedPages(self.budget, costs.kv_bytes)
         self.tree = RadixTree(
-            self.budget,
-            self._slots,
-            CountedPages(self.budget, costs.kv_bytes),
+            [Tier(self.budget, self._slots, pages, policy)],
             grain=grain,
-            page_tokens=1 if costs.kv_bytes else 0,
             needs_slots=costs.checkpoint_bytes > 0,
-            policy=policy,
             max_known_nodes=history_tokens,
             max_known_tokens=history_tokens,
         )
@@ -156,12 +154,12 @@ class SimulatedCache:
     def check_invariants(self) -> None:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
         self.tree.check_invariants()
-        held, tokens = self._slots.num_held, self.tree.page_holds.num_frames
+        held, tokens = self._slots.num_held, self.tree.arena.pages.num_frames
         taken = tokens * self.costs.kv_bytes + held * self.costs.checkpoint_bytes
         used, peak = self.budget.used, self.budget.peak
         agree(
             "simulated cache",
-            checkpoints=(held, len(self.tree.slot_nodes)),
+            checkpoints=(held, len(self.tree.arena.slot_nodes)),
             bytes=(used, taken),
         )
         assert used <= peak <= self.capacity, (

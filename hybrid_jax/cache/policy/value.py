@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import ARENA, Node
 from hybrid_jax.costs import Costs
 
 
@@ -51,44 +51,45 @@ def wanted_checkpoints(
     return sorted(position for position in wanted if after < position <= last)
 
 
-def resume_point_above(node: Node) -> int:
-    """Where a request would resume if this node's entry were gone: the nearest checkpoint above, or 0.
+def resume_point_above(node: Node, tier: int = ARENA) -> int:
+    """Where a request would resume if this node's entry in a tier were gone: its nearest checkpoint above, or 0.
 
     A node that needs no checkpoint resumes at its start without its own pages.
     """
-    if not node.slot:
+    if not node.has_checkpoint(tier):
         return node.start
     node = node.above
-    while node.parent is not None and not node.slot:
+    while node.parent is not None and tier not in node.slots:
         node = node.parent
     return node.end
 
 
-def saved_flops(node: Node, costs: Costs) -> float:
+def saved_flops(node: Node, costs: Costs, tier: int = ARENA) -> float:
     """FLOPs that resuming at this node spares, relative to the nearest resume point above it."""
-    return costs.flops(node.end, start=resume_point_above(node))
+    return costs.flops(node.end, start=resume_point_above(node, tier))
 
 
-def saved_tokens(node: Node) -> int:
+def saved_tokens(node: Node, tier: int = ARENA) -> int:
     """Tokens that resuming at this node spares, relative to the nearest resume point above it."""
-    return node.end - resume_point_above(node)
+    return node.end - resume_point_above(node, tier)
 
 
-def freed_bytes(node: Node, costs: Costs) -> int:
-    """Bytes that evicting this node gives back: the checkpoint alone inside a path, at its end pages as well.
+def freed_bytes(node: Node, costs: Costs, tier: int = ARENA) -> int:
+    """Bytes that evicting this node from a tier gives back: the checkpoint alone inside a path, at its end pages too.
 
     Together with an end go the pages above it that no other checkpoint needs.
     """
-    checkpoint = costs.checkpoint_bytes if node.slot else 0
-    if node.num_cached_children:
+    checkpoint = costs.checkpoint_bytes if node.has_checkpoint(tier) else 0
+    if node.held[tier].num_children:
         return checkpoint
     top = node
-    while costs.checkpoint_bytes and _useless_without(top.above):
+    while costs.checkpoint_bytes and _useless_without(top.above, tier):
         top = top.above
     return checkpoint + (node.end - top.start) * costs.kv_bytes
 
 
-def _useless_without(node: Node) -> bool:
-    """The node's pages go with its only cached child."""
-    inside = node.parent is not None and not node.slot and not node.pins
-    return inside and node.num_cached_children == 1
+def _useless_without(node: Node, tier: int) -> bool:
+    """The node's pages go with its only child in the tier."""
+    if node.parent is None or node.pins or tier in node.slots:
+        return False
+    return node.held[tier].num_children == 1

@@ -65,37 +65,39 @@ class ByteBudget:
 
 
 class CountedPages(PageStore):
-    """Pages of one token, as ranges whose length counts."""
+    """Pages of one token, as ranges whose length counts; no pages if a token takes no bytes."""
 
     none = range(0)
 
     def __init__(self, budget: ByteBudget, token_bytes: int):
         self._budget, self._token_bytes = budget, token_bytes
+        self.page_tokens = 1 if token_bytes else 0
         self.num_frames = 0  # a page of one token is its own frame
 
-    def adopt(self, pages: range) -> range:
+    def _take(self, row: range) -> range:
         """Takes the bytes of these tokens.
 
         Raises:
             OutOfFrames: the budget does not have them.
         """
-        self._budget.take(len(pages) * self._token_bytes)
-        self.num_frames += len(pages)
-        return pages
+        self._budget.take(len(row) * self._token_bytes)
+        self.num_frames += len(row)
+        return row
 
-    share = adopt
+    def _share(self, pages: range) -> None:
+        self._take(pages)
 
     def release(self, pages: range) -> None:
         self._budget.give(len(pages) * self._token_bytes)
         self.num_frames -= len(pages)
 
-    def join(self, upper: range, lower: range) -> range:
+    def _joined(self, upper: range, lower: range) -> range:
         return range(len(upper) + len(lower))
 
     def only_ours(self, pages: range) -> bool:
         return True
 
-    def row(self, parts: Sequence[range]) -> range:
+    def _row(self, parts: Sequence[range]) -> range:
         return range(sum(map(len, parts)))
 
     def check_invariants(self, listed: Sequence[range]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,36 +12,93 @@ from hybrid_jax.cache.pools.frames import ONE, FrameAllocator, indices
 from hybrid_jax.cache.pools.recount import agree
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
-NodePages = Any  # what a node lists; slices are its parts
+NodePages = Any  # what a node lists of its span; only its `PageStore` takes it apart
 
 
 class PageStore(Protocol):
-    """What nodes list as pages: `PageHolds` of frames, or `CountedPages` of a budget of bytes."""
+    """The pages of one tier, as the nodes of a tree list them: `PageHolds` of frames, `CountedPages` of a budget.
+
+    What a node lists is a value made for its span. The tree hands it back to be split, joined or released, and knows
+    nothing of what is in it.
+
+    Attributes:
+        none: what a node without tokens lists.
+        page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
+        num_frames: frames that nodes list; each counts once.
+    """
 
     none: NodePages
-
+    page_tokens: int
     num_frames: int
 
-    def adopt(self, pages: RowPages) -> NodePages:
-        """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
+    def num_pages(self, length: int) -> int:
+        """Pages that overlap [0, length)."""
+        return -(-length // self.page_tokens) if self.page_tokens else 0
 
-    def share(self, pages: NodePages) -> object:
-        """One more node lists these pages."""
+    def places(self, start: int, end: int) -> slice:
+        """Which of a row's pages overlap [start, end)."""
+        return slice(start // self.page_tokens if self.page_tokens else 0, self.num_pages(end))
 
-    def release(self, pages: NodePages) -> None:
-        """A node lists these pages no more."""
+    def adopt(self, row: RowPages, start: int, end: int) -> NodePages:
+        """Takes a hold on those of a row's pages that overlap [start, end), for a node; the row keeps its own."""
+        return self._take(row[self.places(start, end)])
 
-    def join(self, upper: NodePages, lower: NodePages) -> NodePages:
-        """The pages of two spans, one below the other, as those of one."""
+    def split(self, pages: NodePages, start: int, middle: int) -> tuple[NodePages, NodePages]:
+        """The pages of a span from `start`, as those up to `middle` and the rest; a page that is cut is in both."""
+        place = middle // self.page_tokens - start // self.page_tokens if self.page_tokens else 0
+        if not self._cuts(middle):
+            return pages[:place], pages[place:]
+        upper = pages[: place + 1]
+        self._share(upper[-1:])
+        return upper, pages[place:]
+
+    def join(self, upper: NodePages, lower: NodePages, middle: int) -> NodePages:
+        """The pages of two spans that meet at `middle`, as those of one; of a page that was cut the lower one stays."""
+        if self._cuts(middle):
+            self.release(upper[-1:])
+            upper = upper[:-1]
+        return self._joined(upper, lower)
+
+    def row(self, spans: Iterable[tuple[int, NodePages]], length: int) -> RowPages:
+        """A row's pages of [0, length), from those of the nodes on its path.
+
+        Of a page that a boundary cuts it is the deepest node's that counts.
+
+        Args:
+            spans: where each node starts, and its pages; the deepest node first.
+        """
+        parts, missing = [], self.num_pages(length)
+        for start, pages in spans:
+            if not missing:
+                break
+            first = start // self.page_tokens
+            parts.append(pages[: missing - first])
+            missing = min(missing, first)
+        return self._row(parts[::-1])
+
+    def _cuts(self, position: int) -> bool:
+        return self.page_tokens > 0 and position % self.page_tokens > 0
 
     def only_ours(self, pages: NodePages) -> bool:
         """Whether some frame of these pages is held by nobody but tree nodes."""
 
-    def row(self, parts: Sequence[NodePages]) -> RowPages:
-        """A row's pages from those of the nodes on its path, in order."""
+    def release(self, pages: NodePages) -> None:
+        """A node lists these pages no more."""
 
     def check_invariants(self, listed: Sequence[NodePages]) -> None:
         """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
+
+    def _take(self, row: RowPages) -> NodePages:
+        """A hold on every one of a row's pages, for a node."""
+
+    def _share(self, pages: NodePages) -> object:
+        """One more node lists these pages."""
+
+    def _joined(self, upper: NodePages, lower: NodePages) -> NodePages:
+        """The pages of two spans, one below the other, as those of one."""
+
+    def _row(self, parts: Sequence[NodePages]) -> RowPages:
+        """A row's pages, from parts of those of the nodes on its path, in order."""
 
 
 class FrameHolds:
@@ -92,19 +149,23 @@ class PageHolds(FrameHolds, PageStore):
 
     none: np.ndarray = np.zeros((0, 0), np.uint32)
 
-    def adopt(self, pages: np.ndarray) -> np.ndarray:
-        pages = np.asarray(pages, np.int32)
-        names = self._frames.handles(pages)
-        self.hold(indices(pages))
+    def __init__(self, frames: FrameAllocator, page_tokens: int):
+        super().__init__(frames)
+        self.page_tokens = page_tokens
+
+    def _take(self, row: np.ndarray) -> np.ndarray:
+        row = np.asarray(row, np.int32)
+        names = self._frames.handles(row)
+        self.hold(indices(row))
         return names
 
-    def share(self, pages: np.ndarray) -> None:
+    def _share(self, pages: np.ndarray) -> None:
         self.hold(indices(self.ids(pages)))
 
     def release(self, pages: np.ndarray) -> None:
         self.drop(indices(self.ids(pages)))
 
-    def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    def _joined(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         return np.concatenate((upper, lower))
 
     def only_ours(self, pages: np.ndarray) -> bool:
@@ -119,7 +180,7 @@ class PageHolds(FrameHolds, PageStore):
         """
         return self._frames.resolve(pages)
 
-    def row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def _row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         if not parts:
             return np.zeros((0, 0), np.int32)
         return self.ids(np.concatenate(parts)).astype(np.int32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from hybrid_jax.cache.pools import handles
-from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.frames import SINK, FrameAllocator
 from hybrid_jax.cache.pools.recount import agree
 
 NO_FRAMES: np.ndarray = np.zeros(0, np.int32)
@@ -18,13 +19,20 @@ class OutOfSlots(RuntimeError):
 
 
 class SlotTable:
-    """Slots 1 .. max_slots - 1, each a list of `state_frames` frames, with counted holders.
+    """Slots 1 .. max_slots - 1, each a list of frames, with counted holders.
 
     The device has the same table; `take_new` says which of its rows to write before the next dispatch.
     Callers keep handles, never bare ids: `allocate` gives one, and 0 stands for "no checkpoint".
 
+    Args:
+        lengths: frames of a checkpoint in each form that it may be kept in. Rows write the first form. The table is as
+            wide as the longest.
+
+    Attributes:
+        num_frames: frames of all checkpoints that somebody holds.
+
     Example:
-        >>> slots = SlotTable(FrameAllocator(10), state_frames=3, max_slots=4)
+        >>> slots = SlotTable(FrameAllocator(10), lengths=(3,), max_slots=4)
         >>> handle = slots.allocate()
         >>> slots.resolve(handle), slots.frames(handle)
         (1, (1, 2, 3))
@@ -32,12 +40,12 @@ class SlotTable:
         [(1, [1, 2, 3])]
     """
 
-    def __init__(self, frames: FrameAllocator, *, state_frames: int, max_slots: int):
+    def __init__(self, frames: FrameAllocator, *, lengths: Sequence[int], max_slots: int):
         if not 1 <= max_slots <= handles.MAX_ID + 1:
             raise ValueError(
                 f"SlotTable: max_slots must be between 1 and {handles.MAX_ID + 1}, got {max_slots}"
             )
-        self.state_frames, self.max_slots = state_frames, max_slots
+        self.lengths, self.max_slots, self.num_frames = tuple(lengths), max_slots, 0
         self._allocator = frames
         self._free = list(range(max_slots - 1, 0, -1))
         self._holders = [0] * max_slots
@@ -55,8 +63,11 @@ class SlotTable:
         """Slots that somebody holds."""
         return self.max_slots - 1 - len(self._free)
 
-    def allocate(self) -> int:
+    def allocate(self, form: int = 0) -> int:
         """A handle of a new slot with one holder, the caller.
+
+        Args:
+            form: which of the lengths its list has.
 
         Raises:
             OutOfSlots: no slot is free.
@@ -66,9 +77,10 @@ class SlotTable:
             raise OutOfSlots(
                 f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
             )
-        frames = self._allocator.allocate(self.state_frames)
+        frames = self._allocator.allocate(self.lengths[form])
         slot = self._free.pop()
         self._holders[slot], self._frames[slot] = 1, frames
+        self.num_frames += len(frames)
         self._new[slot] = frames
         return handles.pack(handles.SLOT, self._generation[slot], slot)
 
@@ -94,6 +106,10 @@ class SlotTable:
         """The frames of a slot, in the order of the checkpoint."""
         return tuple(self._frames[self.resolve(handle)].tolist())
 
+    def length(self, handle: int) -> int:
+        """How many frames a slot lists."""
+        return len(self._frames[self.resolve(handle)])
+
     def holders(self, handle: int) -> int:
         """How many hold a slot."""
         return self._holders[self.resolve(handle)]
@@ -108,6 +124,7 @@ class SlotTable:
         self._holders[slot] -= 1
         if self._holders[slot] == 0:
             self._allocator.release(self._frames[slot])
+            self.num_frames -= len(self._frames[slot])
             self._frames[slot] = NO_FRAMES
             self._generation[slot] = (self._generation[slot] + 1) % handles.NUM_GENERATIONS
             self._free.append(slot)
@@ -122,20 +139,29 @@ class SlotTable:
         return slot
 
     def take_new(self) -> list[tuple[int, np.ndarray]]:
-        """(slot, frames int32[state_frames]) of slots made since the last call and still held, for the device table."""
+        """(slot, frames) of slots made since the last call and still held, for the device table.
+
+        A list of frames is int32[max(lengths)]; after the last frame of a shorter one comes the sink.
+        """
         new, self._new = self._new, {}
+        width = max(self.lengths)
+        short = [slot for slot, frames in new.items() if len(frames) < width]
+        for slot in short:
+            new[slot] = np.pad(new[slot], (0, width - len(new[slot])), constant_values=SINK)
         return list(new.items())
 
     def check_invariants(self) -> None:
         """Recounts slots and their frames; raises AssertionError with both numbers when they differ."""
         held = [slot for slot, count in enumerate(self._holders) if count]
         free = [slot for slot, count in enumerate(self._holders) if slot and not count]
-        frames = [frame for slot in held for frame in self._frames[slot].tolist()]
+        lists = [self._frames[slot] for slot in held]
+        frames = [frame for listed in lists for frame in listed.tolist()]
         once = dict.fromkeys(frames, 1)
         agree(
             "slots",
             free_slots=(Counter(self._free), dict.fromkeys(free, 1)),
-            sizes=([len(self._frames[slot]) for slot in held], [self.state_frames] * len(held)),
+            frames_of_no_form=([n for n in map(len, lists) if n not in self.lengths], []),
+            frames_in_all=(self.num_frames, len(frames)),
             frames_of_free_slots=([slot for slot in free if self._frames[slot].size], []),
             new_slots_that_are_free=([slot for slot in free if slot in self._new], []),
             frames=(Counter(frames), once),

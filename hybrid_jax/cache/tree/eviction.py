@@ -13,19 +13,20 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import ARENA, Node
 
 if TYPE_CHECKING:
     from hybrid_jax.cache.tree.radix import RadixTree
 
 
 class EvictionPolicy(Protocol):
-    """Keeps the tree's candidates in order; every operation is O(log n).
+    """Keeps the candidates of one tier in order; every operation is O(log n).
 
     The tree calls `add` when a node becomes a candidate or changes (it was used, its content grew), `discard` for any
     node that is not a candidate, `pop` to take the least valuable one out, and `forget` when a node left the tree.
 
     Attributes:
+        tier: number of the tier, which sets it.
         leaves_only: nodes with cached children are not candidates; their checkpoints stay until the children went.
         touches_path: a use refreshes all nodes from the root, not the resume point alone.
         learns: it is told of every prompt and every end, and compares new entries with old ones. It may keep what it
@@ -33,6 +34,7 @@ class EvictionPolicy(Protocol):
         candidates: each candidate, with its place in the order.
     """
 
+    tier: int = ARENA
     leaves_only: bool = False
     touches_path: bool = False
     learns: bool = False
@@ -50,6 +52,10 @@ class EvictionPolicy(Protocol):
     def forget(self, node: Node) -> None:
         """The node left the tree for good; nothing is kept of those that did."""
         return None
+
+    def keeps(self, node: Node) -> bool:
+        """Whether the node must stay a node, because the policy knows something of its end."""
+        return False
 
     def __contains__(self, node: Node) -> bool:
         return node in self.candidates
@@ -137,40 +143,37 @@ class LeastRecentlyUsed(OrderedCandidates):
 
 
 class Candidates:
-    """Ordered sets of nodes, kept up to date by `refresh`; a node in none of them stays.
+    """Ordered sets of a tier's nodes, kept up to date by `refresh`; a node in none of them stays.
 
     Args:
         policy: orders what can be evicted; least recently used when None.
+        tier: the tier's number.
 
     Attributes:
-        evictable: cached nodes that nobody pins: those at the end of a cached path, which go whole, and those with
-            one cached child, whose checkpoint goes and whose pages join the child's.
+        evictable: nodes in the tier that nobody pins: those at the end of a path there, which go whole, and those with
+            one child there, whose checkpoint goes and whose pages join the child's.
         expected: those of them that waiting prompts will use, apart from the others; the last to be used is first.
-        prunable: known leaves that nobody needs, the oldest first.
     """
 
-    def __init__(self, policy: EvictionPolicy | None = None):
+    def __init__(self, policy: EvictionPolicy | None = None, tier: int = ARENA):
         self.evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
+        self.evictable.tier = self._tier = tier
         # Of two nodes on a path, the one that fewer prompts wait for. If all go through both, the upper is useless.
         self.expected = OrderedCandidates(
             key=lambda node: (-node.expected_until, node.num_expected, node.end)
         )
-        self.prunable = LeastRecentlyUsed()
 
     def refresh(self, node: Node) -> None:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
         if node.parent is None:
             self.evictable.forget(node)
         belongs = self._where(node)
-        for candidates in (self.evictable, self.expected):
-            if candidates is belongs:
-                candidates.add(node)
-            else:
-                candidates.discard(node)
-        if _is_prunable(node):
-            self.prunable.add(node)
-        else:
-            self.prunable.discard(node)
+        if belongs is not None:
+            belongs.add(node)
+        if belongs is not self.evictable and node in self.evictable.candidates:
+            self.evictable.discard(node)
+        if belongs is not self.expected and node in self.expected.candidates:
+            self.expected.discard(node)
 
     def pop_victim(self) -> Node | None:
         """Takes out what is to be evicted next; None when nothing may go."""
@@ -179,11 +182,13 @@ class Candidates:
 
     def _where(self, node: Node) -> EvictionPolicy | None:
         """Which set of those that are evicted from a node belongs to; None for a node that may not go."""
-        if node.pages is None or node.pins or node.parent is None:
+        held = node.held.get(self._tier)
+        if held is None or node.pins or node.parent is None:
             return None
-        inside = node.num_cached_children == 1 and node.slot != 0
-        if node.num_cached_children and not (inside and not self.evictable.leaves_only):
-            return None
+        if held.num_children:
+            inside = held.num_children == 1 and not self.evictable.leaves_only
+            if not (inside and node.has_checkpoint(self._tier)):
+                return None
         return self.expected if node.num_expected else self.evictable
 
     def check_invariants(self, root: Node) -> None:
@@ -194,12 +199,7 @@ class Candidates:
                 f"radix: node {node}",
                 evictable=(node in self.evictable, belongs is self.evictable),
                 expected=(node in self.expected, belongs is self.expected),
-                prunable=(node in self.prunable, _is_prunable(node)),
             )
-
-
-def _is_prunable(node: Node) -> bool:
-    return node.pages is None and not node.children and node.parent is not None and not node.needed
 
 
 class Expected:

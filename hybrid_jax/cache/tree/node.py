@@ -14,6 +14,7 @@ from hybrid_jax.cache.pools.pages import NodePages
 LOSSES_KEPT = 8  # per node, the deepest
 ENDINGS_KEPT = 8  # per node, the latest
 MAX_NODES, MAX_TOKENS = 200, 6  # of the picture of a tree, and of each node in it
+ARENA = 0  # number of the tier that rows work in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,19 @@ class Ending:
     tokens: np.ndarray
 
 
+@dataclass(eq=False, slots=True)
+class Held:
+    """The pages that one tier has of a node.
+
+    Attributes:
+        pages: those that overlap its span, as the tier's `PageStore` lists them.
+        num_children: children that the tier has as well.
+    """
+
+    pages: NodePages
+    num_children: int = 0
+
+
 @dataclass(eq=False, slots=True, repr=False)
 class Node:
     """A span of tokens below its parent; the object keeps its identity as long as its end stands.
@@ -57,15 +71,13 @@ class Node:
         start, end: absolute positions of the first one, and after the last.
         parent: None for the root, and for a node that left the tree.
         children: by their first token.
-        pages: those that overlap [start, end), as the tree's `PageStore` lists them; None while the span is known
-            but not cached.
-        slot: handle of the checkpoint at `end`; 0 for none.
-        pins: holds that keep the node from eviction.
+        held: pages of the span, by the number of the tier that has them; empty while it is known but not cached.
+        slots: handles of the checkpoints at `end`, by the number of the tier that has one.
+        pins: holds that keep the node from eviction, in every tier.
         promised_by: owners of running requests that will leave a checkpoint at `end`.
         num_announced: prompts not yet computed that end here.
         num_expected: waiting prompts that end here or below.
         expected_until: turn of the last of them; only while there are any.
-        num_cached_children: children with pages.
         note: what the tree's policy keeps of `end`, if it is a resume point; nothing to the tree.
         losses: checkpoints that stood on its span and were given away, by position.
         endings: how sequences ended that were saved up to a point on its span, or up to the span's end.
@@ -77,14 +89,13 @@ class Node:
     end: int = field(init=False)
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)
-    pages: NodePages = None
-    slot: int = 0
+    held: dict[int, Held] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
     pins: int = 0
     promised_by: set[str] = field(default_factory=set)
     num_announced: int = 0
     num_expected: int = 0
     expected_until: int = 0
-    num_cached_children: int = 0
     last_use: int = 0
     note: Any = None
     losses: list[Loss] = field(default_factory=list)
@@ -98,8 +109,16 @@ class Node:
 
     @property
     def cached(self) -> bool:
-        """Whether the tree has the pages of the span."""
-        return self.pages is not None
+        """Whether some tier has the pages of the span."""
+        return bool(self.held)
+
+    def has(self, tier: int) -> bool:
+        """Whether a tier has the pages of the span."""
+        return tier in self.held
+
+    def has_checkpoint(self, tier: int) -> bool:
+        """Whether a checkpoint at the span's end is in a tier."""
+        return tier in self.slots
 
     @property
     def needed(self) -> bool:
@@ -182,27 +201,52 @@ def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
 # --- what a look-up finds, and why a prompt did not hit further than it did ---------------------------
 
 
+class Found(NamedTuple):
+    """What one tier has of a prompt.
+
+    Attributes:
+        cached_len: leading tokens whose pages it has.
+        hit_len: its deepest resume point, a multiple of grain; 0 for none.
+        node: the node at or around hit_len; the root when hit_len is 0.
+    """
+
+    cached_len: int
+    hit_len: int
+    node: Node
+
+
 @dataclass(frozen=True, eq=False)
 class Match:
     """What the tree knows about a prompt.
 
     Attributes:
         match_len: leading tokens found, cached or not.
-        cached_len: leading tokens whose pages are cached.
-        hit_len: the deepest resume point, a multiple of grain; 0 for none.
         num_tokens: tokens looked up.
-        node: the node at or around hit_len; the root when hit_len is 0.
+        found: what each tier has of it, by the tier's number.
         reached: the node that the match ends in.
-        pending: the deepest node above hit_len that another running request has promised to fill.
+        pending: the deepest node above the arena's hit that another running request has promised to fill.
     """
 
     match_len: int
-    cached_len: int
-    hit_len: int
     num_tokens: int
-    node: Node
+    found: tuple[Found, ...]
     reached: Node
     pending: Node | None
+
+    @property
+    def cached_len(self) -> int:
+        """Leading tokens whose pages are in the arena."""
+        return self.found[ARENA].cached_len
+
+    @property
+    def hit_len(self) -> int:
+        """The deepest resume point in the arena; 0 for none."""
+        return self.found[ARENA].hit_len
+
+    @property
+    def node(self) -> Node:
+        """The node at or around hit_len."""
+        return self.found[ARENA].node
 
 
 class Why(Enum):
@@ -348,13 +392,15 @@ def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> 
         node, depth = stack.pop()
         if len(lines) == MAX_NODES:
             break
-        count = 0 if node.pages is None else len(node.pages)
-        marks = [f"{count} page{'s' * (count != 1)}" if node.cached else "known"]
-        marks += ["checkpoint"] if node.slot else []
+        cached, resumes = node.has(ARENA), node.has_checkpoint(ARENA)
+        count = len(node.held[ARENA].pages) if cached else 0
+        marks = [f"{count} page{'s' * (count != 1)}" if cached else "known"]
+        marks += ["checkpoint"] if resumes else []
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
         marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
-        span, cached, resumes = (node.start, node.end), bool(node.cached), bool(node.slot)
-        lines.append(NodeLine(depth, span, text_of(node.tokens), cached, resumes, marks))
+        lines.append(
+            NodeLine(depth, (node.start, node.end), text_of(node.tokens), cached, resumes, marks)
+        )
         stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
     return lines

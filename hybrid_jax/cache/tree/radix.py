@@ -7,120 +7,81 @@ Its nodes, what they list and the form it keeps are in `span_tree`; which nodes 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybrid_jax.cache.pools.counted import ByteBudget, CountedSlots
-from hybrid_jax.cache.pools.frames import FrameAllocator
-from hybrid_jax.cache.pools.pages import PageStore, RowPages
+from hybrid_jax.cache.pools.pages import RowPages
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
-from hybrid_jax.cache.tree.node import Ending, Loss, Match, Node, shared_len
+from hybrid_jax.cache.tree.eviction import EvictionPolicy, Expected, LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import ARENA, Ending, Found, Loss, Match, Node, shared_len
 from hybrid_jax.cache.tree.span_tree import SpanTree
+from hybrid_jax.cache.tree.tier import CacheCounters, Tier
+
+Sink = Callable[["RadixTree", Node, int], None]
 
 
-@dataclass(kw_only=True)
-class CacheCounters:
-    """What happened in a prefix tree since it was made; `reset` of the tree keeps them.
-
-    Attributes:
-        lookups, lookup_tokens: prompts looked up at admission, and their tokens.
-        hits, hit_tokens: how many resumed from a checkpoint, and the tokens that skipped.
-        cached_tokens: tokens looked up whose pages were cached; the gap to hit_tokens is what no checkpoint
-            covered.
-        inserted_checkpoints, inserted_tokens: checkpoints adopted, and tokens whose pages were.
-        leaf_evictions: nodes evicted whole, pages and checkpoint.
-        tombstone_evictions: checkpoints evicted from inside a path, pages kept.
-        expected_evictions: those of both that a waiting prompt would have used.
-        disowned_checkpoints: checkpoints given back so that their row could fold in place.
-        pruned_nodes: known but uncached spans forgotten.
-    """
-
-    lookups: int = 0
-    lookup_tokens: int = 0
-    hits: int = 0
-    hit_tokens: int = 0
-    cached_tokens: int = 0
-    inserted_checkpoints: int = 0
-    inserted_tokens: int = 0
-    leaf_evictions: int = 0
-    tombstone_evictions: int = 0
-    expected_evictions: int = 0
-    disowned_checkpoints: int = 0
-    pruned_nodes: int = 0
-
-    @property
-    def token_hit_rate(self) -> float:
-        """Tokens skipped per token looked up; 0.0 before the first look-up."""
-        return self.hit_tokens / self.lookup_tokens if self.lookup_tokens else 0.0
-
-    @property
-    def evictions(self) -> int:
-        """Entries evicted, whole or their checkpoint alone."""
-        return self.leaf_evictions + self.tombstone_evictions
-
-    @property
-    def lost_tokens(self) -> int:
-        """Tokens looked up whose pages were cached and that were computed all the same, for want of a checkpoint."""
-        return self.cached_tokens - self.hit_tokens
-
-    def as_dict(self) -> dict[str, int | float]:
-        """All counters by name, with the hit rate and the lost tokens."""
-        return asdict(self) | {
-            "token_hit_rate": self.token_hit_rate,
-            "lost_tokens": self.lost_tokens,
-        }
+def drop(tree: RadixTree, node: Node, tier: int) -> None:
+    """A sink that keeps nothing: what a tier evicts is gone."""
 
 
 class RadixTree(SpanTree):
-    """Prefix cache over a `FrameAllocator` and a `SlotTable`; knows nothing of rows or steps.
+    """Prefix cache over tiers of pages and checkpoints; knows nothing of rows or steps.
 
     Args:
-        frames, slots: the pools; the tree is one holder among others.
-        page_holds: the tree's side of `frames`.
+        tiers: where pages and checkpoints live; the first is the arena.
         grain: tokens between positions where checkpoints may lie.
-        page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
-        policy: orders the eviction candidates; least recently used when None.
+        sink: called as `sink(tree, node, tier)` before an eviction takes a node's entry out of a tier: its checkpoint
+            and, where nothing in the tier lies below, its pages. All of it is still in place, and so are the pages
+            above. What the sink wants to keep it copies or takes holds of its own on. It may put copies into other
+            tiers (`fill`), at once or later; it leaves this tier and the announcements alone.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
 
     Attributes:
-        policy: what orders the eviction candidates.
+        sink: as given.
         expected: which announced prompts wait, for whom what they share is kept.
+        prunable: known leaves that nobody needs, the oldest first.
     """
 
     def __init__(
         self,
-        frames: FrameAllocator | ByteBudget,
-        slots: SlotTable | CountedSlots,
-        page_holds: PageStore,
+        tiers: Sequence[Tier],
         *,
         grain: int,
-        page_tokens: int,
         needs_slots: bool,
-        policy: EvictionPolicy | None = None,
+        sink: Sink = drop,
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
     ):
-        self.grain = grain
+        self.grain, self.sink = grain, sink
         self.max_known_nodes, self.max_known_tokens = max_known_nodes, max_known_tokens
-        self.counters = CacheCounters()
         self.version = 0  # changes whenever paths part in new places
-        self._frames = frames
-        self._candidates = Candidates(policy)
-        self.policy = self._candidates.evictable
-        self.expected = Expected(self._candidates.refresh)
+        self.expected = Expected(self._refresh)
+        self.prunable = LeastRecentlyUsed()
+        self._orders = [tier.candidates.refresh for tier in tiers]
         self._promises: dict[str, dict[int, Node]] = {}
         self._num_announced = self._announced_tokens = 0
-        super().__init__(
-            page_holds,
-            slots,
-            page_tokens=page_tokens,
-            needs_slots=needs_slots,
-            changed=self._candidates.refresh,
-        )
+        super().__init__(tiers, needs_slots=needs_slots, changed=self._refresh)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """What orders the eviction candidates of the arena."""
+        return self.arena.policy
+
+    @property
+    def counters(self) -> CacheCounters:
+        """What happened in the arena, and to known spans."""
+        return self.arena.counters
+
+    def _refresh(self, node: Node) -> None:
+        """Puts a node where it belongs now, among the candidates of every tier and among what may be pruned."""
+        for refresh in self._orders:
+            refresh(node)
+        if not node.held and _is_prunable(node):
+            self.prunable.add(node)
+        elif node in self.prunable.candidates:
+            self.prunable.discard(node)
 
     # --- look-up --------------------------------------------------------------------------------
 
@@ -138,35 +99,44 @@ class RadixTree(SpanTree):
         tokens = np.asarray(tokens, np.int32)
         limit = len(tokens) - least
         text = tokens.tobytes()
-        node, position, cached_len, hit_len = self.root, 0, 0, 0
-        hit, reached, pending = self.root, self.root, None
+        node, position, path = self.root, 0, [self.root]
+        pending: Node | None = None
         while position < len(tokens):
             child = node.children.get(tokens.item(position))
             if child is None:
                 break
             shared = shared_len(child.tokens, tokens, text, position)
             position += shared
-            reached = child
-            whole = shared == len(child.tokens)
-            if child.cached:
-                cached_len = position
-                if not self.needs_slots:
-                    resume = min(position, limit) // self.grain * self.grain
-                    if resume > hit_len:
-                        hit_len, hit = resume, child
-                elif whole and child.slot and position <= limit:
-                    hit_len, hit = position, child
-            if not whole:
+            path.append(child)
+            if shared < len(child.tokens):
                 break
             if child.promised_by and position <= limit and child.promised_by != {owner}:
                 pending = child
             node = child
-        if pending is not None and pending.end <= hit_len:
+        path.reverse()
+        found = tuple([self._found(tier.number, path, position, limit) for tier in self.tiers])
+        if pending is not None and pending.end <= found[ARENA].hit_len:
             pending = None
-        return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)
+        return Match(position, len(tokens), found, path[0], pending)
+
+    def _found(self, tier: int, path: list[Node], match_len: int, limit: int) -> Found:
+        """What a tier has of a prompt that matches a path; the path's deepest node comes first, the root last."""
+        cached_len, reach = 0, min(limit, match_len)
+        for node in path:
+            if node.has(tier):
+                cached_len = min(node.end, match_len)
+                break
+        if self.needs_slots:
+            for node in path:
+                if node.end <= reach and node.has_checkpoint(tier):
+                    return Found(cached_len, node.end, node)
+            return Found(cached_len, 0, self.root)
+        hit_len = max(0, min(cached_len, limit) // self.grain * self.grain)
+        inside = (node for node in path if node.start < hit_len)
+        return Found(cached_len, hit_len, next(inside, self.root))
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
-        """Pages and slot of a match's resume point, retained for the caller; counts the look-up.
+        """Pages and slot of a match's resume point in the arena, retained for the caller; counts the look-up.
 
         Returns:
             The pages that overlap [0, hit_len), int32[n, frames_per_page] frame ids, and the handle of the
@@ -174,26 +144,26 @@ class RadixTree(SpanTree):
             The last page is shared: it must be copied before it is written when hit_len lies inside it.
         """
         self.use(match)
-        pages, slot = self.pages_to(match.node, match.hit_len), match.node.slot
-        self._frames.retain(pages)
+        pages, slot = self.pages_to(match.node, match.hit_len), match.node.slots.get(ARENA, 0)
+        self.arena.frames.retain(pages)
         if slot:
-            self._slots.retain(slot)
+            self.arena.slots.retain(slot)
         return pages, slot
 
     def use(self, match: Match) -> None:
         """Counts a look-up, and the resume point it found as just used."""
-        counters = self.counters
+        counters, (cached_len, hit_len, node) = self.counters, match.found[ARENA]
         counters.lookups += 1
         counters.lookup_tokens += match.num_tokens
-        counters.cached_tokens += match.cached_len
-        if match.hit_len:
+        counters.cached_tokens += cached_len
+        if hit_len:
             counters.hits += 1
-            counters.hit_tokens += match.hit_len
-            self.touch(match.node)
+            counters.hit_tokens += hit_len
+            self.touch(node)
 
     def touch(self, node: Node) -> None:
         """The node counts as just used, and everything above it too if the policy says so."""
-        for part in node.path() if self._candidates.evictable.touches_path else [node]:
+        for part in node.path() if self.policy.touches_path else [node]:
             super().touch(part)
 
     # --- knowing: announcements and promises ----------------------------------------------------
@@ -206,7 +176,7 @@ class RadixTree(SpanTree):
         self._announced_tokens += node.end
         self.version += 1
         if node.cached:
-            self._candidates.refresh(node)
+            self._refresh(node)
         else:
             super().touch(node)
         self._prune()
@@ -238,10 +208,10 @@ class RadixTree(SpanTree):
         Nothing happens where a checkpoint stands already.
         """
         node = self.boundary(node, position)
-        if not node.slot:
+        if not node.has_checkpoint(ARENA):
             node.promised_by.add(owner)
             self._promises.setdefault(owner, {})[position] = node
-        self._candidates.refresh(node)
+        self._refresh(node)
         self.tidy(node)
 
     def withdraw(self, owner: str) -> None:
@@ -253,7 +223,7 @@ class RadixTree(SpanTree):
     def pin(self, node: Node) -> None:
         """Keeps a node's pages and checkpoint from eviction until `unpin`."""
         node.pins += 1
-        self._candidates.refresh(node)
+        self._refresh(node)
 
     def unpin(self, node: Node) -> None:
         """Ends one `pin`."""
@@ -263,10 +233,12 @@ class RadixTree(SpanTree):
 
     # --- filling and forgetting -----------------------------------------------------------------
 
-    def fill(self, tokens: np.ndarray, pages: RowPages, slot: int = 0) -> Node:
-        """Caches a prefix up to a resume point; takes its own counts on what it adopts.
+    def fill(
+        self, tokens: np.ndarray, pages: RowPages, slot: int = 0, *, tier: int = ARENA
+    ) -> Node:
+        """Puts a prefix up to a resume point into a tier; takes its own counts on what it adopts.
 
-        Spans that are cached already keep their pages, and a checkpoint that stands already stays; the caller
+        Spans that the tier has already keep their pages, and a checkpoint that stands already stays; the caller
         keeps its own holds either way.
 
         Args:
@@ -274,6 +246,7 @@ class RadixTree(SpanTree):
             pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more; a range where
                 pages are only counted.
             slot: handle of the checkpoint at n; 0 for a model without recurrent layers.
+            tier: whose pools the pages and the slot are of. In the arena this counts as a use, and promises are kept.
 
         Raises:
             ValueError: n is off the grain, pages are missing, or a hybrid brings no checkpoint.
@@ -286,29 +259,31 @@ class RadixTree(SpanTree):
                 f"{'with' if self.needs_slots else 'without'} a checkpoint, got {length} tokens "
                 f"and slot {slot:#x}"
             )
-        num_pages = self.num_pages(length)
+        num_pages = self.tiers[tier].pages.num_pages(length)
         if len(pages) < num_pages:
             raise ValueError(f"RadixTree: {length} tokens need {num_pages} pages, got {len(pages)}")
+        counters = self.tiers[tier].counters
         node = self.descend(tokens)
-        uncached, part = [], node
-        while not part.cached:
-            uncached.append(part)
+        missing, part = [], node
+        while not part.has(tier):
+            missing.append(part)
             part = part.above
-        changed = [*uncached, part]
-        for part in reversed(uncached):
-            self.give_pages(part, pages)
-            self.counters.inserted_tokens += len(part.tokens)
-        if slot:
-            self._fulfil(node)
-            if not node.slot:
-                self.give_checkpoint(node, slot)
-                self.counters.inserted_checkpoints += 1
-        else:
-            promised = [part for part in node.path() if part.promised_by]
-            changed += promised
+        changed = [*missing, part]
+        for part in reversed(missing):
+            self.give_pages(part, pages, tier)
+            counters.inserted_tokens += len(part.tokens)
+        if tier == ARENA:
+            promised = [node]
+            if not slot:  # then a request resumes anywhere on the path
+                promised = [part for part in node.path() if part.promised_by]
+                changed += promised
             for part in promised:
                 self._fulfil(part)
-        self.touch(node)
+        if slot and not node.has_checkpoint(tier):
+            self.give_checkpoint(node, slot, tier)
+            counters.inserted_checkpoints += 1
+        if tier == ARENA:
+            self.touch(node)
         for part in reversed(changed):
             if part.parent is not None:
                 self.tidy(part)
@@ -320,50 +295,43 @@ class RadixTree(SpanTree):
             del self._promises[owner][node.end]
         node.promised_by.clear()
 
-    def make_room(self, num_frames: int, num_slots: int = 0) -> bool:
-        """Evicts until so many frames and slots are free; False when nothing more can go.
+    def make_room(self, num_frames: int, num_slots: int = 0, *, tier: int = ARENA) -> bool:
+        """Evicts until so many frames and slots of a tier are free; False when nothing more can go.
 
         Nodes whose memory rows hold as well are passed over: dropping them would free nothing.
         """
-        passed = []
-        while self._frames.num_free < num_frames or self._slots.num_free < num_slots:
-            node = self._candidates.pop_victim()
+        room, passed = self.tiers[tier], []
+        while not room.has_free(num_frames, num_slots):
+            node = room.candidates.pop_victim()
             if node is None:
                 break
-            if self._frees_something(node):
-                self._evict(node)
+            if room.frees_something(node):
+                self._evict(node, tier)
             else:
                 passed.append(node)
         for node in passed:
-            self._candidates.refresh(node)
+            self._refresh(node)
         self._prune()
-        return self._frames.num_free >= num_frames and self._slots.num_free >= num_slots
+        return room.has_free(num_frames, num_slots)
 
-    def _frees_something(self, node: Node) -> bool:
-        """Evicting this node, or it and then what it shares pages with, returns memory to the pools."""
-        if node.slot and self._slots.holders(node.slot) == 1:
-            return True
-        if node.num_cached_children:
-            return False
-        if not len(node.pages):
-            return not node.slot  # nothing in the way of its parent
-        return self.page_holds.only_ours(node.pages)
-
-    def _evict(self, node: Node) -> None:
-        if node.slot or not self.needs_slots:
-            whole = not node.num_cached_children
+    def _evict(self, node: Node, tier: int = ARENA) -> None:
+        """Takes the entry at a node out of a tier, once the sink has been told."""
+        self.sink(self, node, tier)
+        counters, whole = self.tiers[tier].counters, not node.held[tier].num_children
+        # It is lost to prompts only if no other tier has it.
+        if list(node.slots if self.needs_slots else node.held) == [tier]:
             node.lose(Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
-        self.counters.expected_evictions += node.num_expected > 0
-        if node.num_cached_children:
-            self.counters.tombstone_evictions += 1
-            self.drop_checkpoint(node)
+        counters.expected_evictions += node.num_expected > 0
+        if whole:
+            counters.leaf_evictions += 1
+            self.drop_all(node, tier)
         else:
-            self.counters.leaf_evictions += 1
-            self.drop_all(node)
+            counters.tombstone_evictions += 1
+            self.drop_checkpoint(node, tier)
 
     def disown(self, slot: int) -> bool:
-        """Gives a checkpoint back so that its other holder may overwrite it; False if it is not here."""
-        node = self.slot_nodes.get(slot)
+        """Gives a checkpoint of the arena back so that its other holder may overwrite it; False if it is not here."""
+        node = self.arena.slot_nodes.get(slot)
         if node is None:
             return False
         self.counters.disowned_checkpoints += 1
@@ -373,19 +341,20 @@ class RadixTree(SpanTree):
         return True
 
     def drop_path(self, tokens: np.ndarray, keep: int) -> None:
-        """Gives up what is cached of a prefix after its first `keep` tokens, as far as nothing else hangs on it.
+        """Gives up what any tier has of a prefix after its first `keep` tokens, as far as nothing else hangs on it.
 
         Args:
             tokens: int32[n] the prefix.
             keep: how many of its first tokens are left alone.
         """
-        while True:
-            node = self.match(tokens).reached
-            while not node.cached:
-                node = node.above
-            if node.end <= keep or node.num_cached_children or node.pins:
-                return
-            self.drop_all(node)
+        for tier in range(len(self.tiers)):
+            while True:
+                node = self.match(tokens).reached
+                while not node.has(tier):
+                    node = node.above
+                if node.end <= keep or node.held[tier].num_children or node.pins:
+                    break
+                self.drop_all(node, tier)
 
     def ended(self, tokens: np.ndarray, saved: int) -> None:
         """Remembers how a sequence ended, to explain what later prompts miss.
@@ -403,7 +372,7 @@ class RadixTree(SpanTree):
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""
         self.clear()
-        self.expected = Expected(self._candidates.refresh)
+        self.expected = Expected(self._refresh)
         self._promises = {}
         self._num_announced = self._announced_tokens = 0
         self.version += 1
@@ -416,7 +385,7 @@ class RadixTree(SpanTree):
         max_nodes = self.max_known_nodes + 2 * self._num_announced
         max_tokens = self.max_known_tokens + self._announced_tokens
         while self.num_known_nodes > max_nodes or self.num_known_tokens > max_tokens:
-            node = self._candidates.prunable.pop()
+            node = self.prunable.pop()
             if node is None:
                 return
             self.counters.pruned_nodes += 1
@@ -426,21 +395,30 @@ class RadixTree(SpanTree):
 
     def __repr__(self) -> str:
         return (
-            f"RadixTree({self.num_nodes} nodes, {len(self.slot_nodes)} checkpoints, "
-            f"{self.page_holds.num_frames} page frames)"
+            f"RadixTree({self.num_nodes} nodes, {len(self.arena.slot_nodes)} checkpoints, "
+            f"{self.arena.pages.num_frames} page frames)"
         )
 
     def check_invariants(self) -> list[Node]:
         nodes = super().check_invariants()
         promised: dict[str, dict[int, Node]] = {}
+        off = []
         for node in nodes:
             for owner in node.promised_by:
                 promised.setdefault(owner, {})[node.end] = node
+            if node.end % self.grain and node.slots:
+                off.append(node)
         agree(
             "radix",
             promises=({owner: held for owner, held in self._promises.items() if held}, promised),
-            checkpoints_off_the_grain=([n for n in nodes if n.slot and n.end % self.grain], []),
+            checkpoints_off_the_grain=(off, []),
+            prunable=(set(self.prunable.candidates), set(filter(_is_prunable, nodes))),
         )
-        self._candidates.check_invariants(self.root)
+        for tier in self.tiers:
+            tier.candidates.check_invariants(self.root)
         self.expected.check_invariants(self.root)
         return nodes
+
+
+def _is_prunable(node: Node) -> bool:
+    return not (node.held or node.children or node.needed or node.parent is None)

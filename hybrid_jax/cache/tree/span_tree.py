@@ -1,7 +1,7 @@
 """A tree of token spans with what they list: nodes, pages and checkpoints, always in the same form.
 
-Edges are token spans. A node is *known* (tokens only) or *cached* (it lists the pages that overlap its span);
-everything above a cached node is cached. A checkpoint stands at its node's end.
+Edges are token spans. A node is *known* (tokens only) or *cached* (some tier has the pages that overlap its span, and
+perhaps a checkpoint at its end). Tiers may have copies of the same.
 
 The tree holds one count on every frame and slot that a node lists, as any other holder does. A page that
 two nodes share (a split inside it) is counted twice. Only offsets below a node's end are promised in its last
@@ -10,67 +10,61 @@ page: the row that filled it may go on writing after that, everybody else copies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hybrid_jax.cache.pools.counted import CountedSlots
-from hybrid_jax.cache.pools.pages import PageStore
+from hybrid_jax.cache.pools.pages import RowPages
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.node import ENDINGS_KEPT, LOSSES_KEPT, Node, shared_len
+from hybrid_jax.cache.tree.node import ARENA, ENDINGS_KEPT, LOSSES_KEPT, Held, Node, shared_len
+from hybrid_jax.cache.tree.tier import Tier
 
 
 class SpanTree:
     """The base of `RadixTree`, which decides what comes and goes; this keeps the tree in form.
 
-    The form has two rules. A boundary between two spans has a reason: a checkpoint, a branch, a change from cached to
-    known, or somebody who needs it. And in a model with recurrent layers there are no pages without a checkpoint below
-    them. What takes from a node restores the form. What adds to one (`descend`, `split`, `give_pages`,
-    `give_checkpoint`, and a caller who no longer needs a node) leaves that to `tidy`, once all of it is done.
+    The form has three rules. Each tier is whole: it has all that is above what it has. A boundary between two spans
+    has a reason: a checkpoint, a branch, other tiers above it than below, or somebody who needs it. And in a model
+    with recurrent layers a tier has no pages without a checkpoint of its own below them. What takes from a node
+    restores the form. What adds to one (`descend`, `split`, `give_pages`, `give_checkpoint`, and a caller who no
+    longer needs a node) leaves that to `tidy`, once all of it is done.
 
     Args:
-        page_holds: what the nodes' pages are, and the tree's own counts on them.
-        slots: the checkpoints; the tree is one holder among others.
-        page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
+        tiers: where pages and checkpoints live, by number; the first is the arena.
         needs_slots: the model has recurrent layers, so pages are of use below a checkpoint only.
         changed: called with every node that may have changed: what it lists, its children, its use.
             A node that left the tree has no parent any more.
 
     Attributes:
-        root: ends at 0 and is always cached; never split, merged or given anything.
-        num_nodes, num_known_nodes, num_known_tokens: all nodes but the root; those without pages, and their tokens.
-        page_holds: as given.
-        slot_nodes: the node of each checkpoint, by handle.
+        root: ends at 0 and is in every tier; never split, merged or given anything.
+        num_nodes, num_known_nodes, num_known_tokens: all nodes but the root; those in no tier, and their tokens.
+        tiers, arena: as given; the tier that rows work in.
     """
 
     def __init__(
-        self,
-        page_holds: PageStore,
-        slots: SlotTable | CountedSlots,
-        *,
-        page_tokens: int,
-        needs_slots: bool,
-        changed: Callable[[Node], None],
+        self, tiers: Sequence[Tier], *, needs_slots: bool, changed: Callable[[Node], None]
     ):
-        self.page_tokens, self.needs_slots = page_tokens, needs_slots
-        self.page_holds, self._slots, self._changed = page_holds, slots, changed
+        agree("radix", numbers_of_tiers=([tier.number for tier in tiers], list(range(len(tiers)))))
+        self.tiers, self.arena = tuple(tiers), tiers[ARENA]
+        self.needs_slots, self._changed = needs_slots, changed
         self._clock = 0
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self.root = Node(np.zeros(0, np.int32), 0, pages=self.page_holds.none)
+        held = {tier.number: Held(tier.pages.none) for tier in self.tiers}
+        self.root = Node(np.zeros(0, np.int32), 0, held=held)
         self.num_nodes = self.num_known_nodes = self.num_known_tokens = 0
-        self.slot_nodes: dict[int, Node] = {}
+        for tier in self.tiers:
+            tier.slot_nodes = {}
 
     def clear(self) -> None:
         """Takes every node out and releases what they list."""
         for node in self.root.walk():
             if node.parent is not None:
-                if node.slot:
-                    self._slots.release(node.slot)
-                if node.cached:
-                    self.page_holds.release(node.pages)
+                for tier, slot in node.slots.items():
+                    self.tiers[tier].slots.release(slot)
+                for tier, held in node.held.items():
+                    self.tiers[tier].pages.release(held.pages)
                 node.parent = None
                 self._changed(node)
         self._start_empty()
@@ -106,8 +100,7 @@ class SpanTree:
         """Puts a new node above, ending `offset` tokens into this one; both list a page that the cut hits."""
         upper = Node(
             node.tokens[:offset], node.start, parent=node.parent, last_use=node.last_use,
-            num_cached_children=int(node.cached), num_expected=node.num_expected,
-            expected_until=node.expected_until,
+            num_expected=node.num_expected, expected_until=node.expected_until,
         )  # fmt: skip
         node.above.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
@@ -119,14 +112,11 @@ class SpanTree:
             upper.endings = [ending for ending in node.endings if ending.saved <= upper.end]
             node.endings = [ending for ending in node.endings if ending.saved > upper.end]
         self.num_nodes += 1
-        if node.cached:
-            first = self._page_start(upper)
-            upper.pages = node.pages[: self.num_pages(upper.end) - first]
-            node.pages = node.pages[self._page_start(node) - first :]
-            if self.page_tokens and upper.end % self.page_tokens:
-                self.page_holds.share(upper.pages[-1:])
-        else:
-            self.num_known_nodes += 1
+        self.num_known_nodes += not node.held
+        for tier, held in node.held.items():
+            store = self.tiers[tier].pages
+            above, held.pages = store.split(held.pages, upper.start, upper.end)
+            upper.held[tier] = Held(above, num_children=1)
         self._changed(upper)
         self._changed(node)
         return upper
@@ -134,13 +124,10 @@ class SpanTree:
     def _merge(self, node: Node) -> None:
         """Joins a node into its only child, which keeps its identity; of a shared page the child's stays."""
         (child,) = node.children.values()
-        if node.cached:
-            cut = self.page_tokens and node.end % self.page_tokens
-            if cut:
-                self.page_holds.release(node.pages[-1:])
-            child.pages = self.page_holds.join(node.pages[:-1] if cut else node.pages, child.pages)
-        else:
-            self.num_known_nodes -= 1
+        self.num_known_nodes -= not node.held
+        for tier, held in node.held.items():
+            below = child.held[tier]
+            below.pages = self.tiers[tier].pages.join(held.pages, below.pages, node.end)
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.start, child.parent = node.start, node.parent
         child.losses = (node.losses + child.losses)[-LOSSES_KEPT:]
@@ -159,13 +146,12 @@ class SpanTree:
         """Restores the form from here upward: no useless pages, no needless boundary."""
         while node.parent is not None:
             parent, changed = node.parent, False
-            useless = (
-                self.needs_slots and node.cached and not node.slot and not node.num_cached_children
-            )
-            if useless and not node.pins:
-                self._drop_pages(node)
-                self._changed(parent)
-                changed = True
+            if self.needs_slots and not node.pins:
+                for tier, held in [*node.held.items()]:
+                    if not (held.num_children or tier in node.slots):  # useless pages
+                        self._drop_pages(node, tier)
+                        self._changed(parent)
+                        changed = True
             if self._mergeable(node):
                 self._merge(node)
                 changed = True
@@ -176,10 +162,12 @@ class SpanTree:
             node = parent
 
     def _mergeable(self, node: Node) -> bool:
-        if len(node.children) != 1 or node.slot or node.needed or node.note is not None:
+        if len(node.children) != 1 or node.slots or node.needed:
             return False
         (child,) = node.children.values()
-        return child.cached == node.cached
+        if child.held.keys() != node.held.keys():
+            return False
+        return not any(tier.policy.keeps(node) for tier in self.tiers)
 
     def forget(self, node: Node) -> None:
         """Takes a known leaf that nobody needs out of the tree."""
@@ -199,86 +187,77 @@ class SpanTree:
 
     # --- what nodes list ------------------------------------------------------------------------
 
-    def num_pages(self, length: int) -> int:
-        """Pages that overlap [0, length)."""
-        return -(-length // self.page_tokens) if self.page_tokens else 0
-
-    def _page_start(self, node: Node) -> int:
-        return node.start // self.page_tokens if self.page_tokens else 0
-
-    def pages_to(self, node: Node, length: int) -> np.ndarray:
-        """The pages that overlap [0, length) on the path to a cached node: int32[n, frames_per_page] frame ids.
-
-        Of a page that a boundary cuts it is the deepest node's that counts.
-        """
-        parts, missing = [], self.num_pages(length)
-        while node.parent is not None and missing:
-            first = self._page_start(node)
-            parts.append(node.pages[: missing - first])
-            missing = min(missing, first)
+    def pages_to(self, node: Node, length: int, tier: int = ARENA) -> RowPages:
+        """A tier's pages that overlap [0, length) on the path to a node in it: int32[n, frames_per_page] frame ids."""
+        spans = []
+        while node.parent is not None:
+            spans.append((node.start, node.held[tier].pages))
             node = node.parent
-        return self.page_holds.row(parts[::-1])
+        return self.tiers[tier].pages.row(spans, length)
 
-    def give_pages(self, node: Node, pages: np.ndarray) -> None:
-        """Makes a known node below a cached one cached, by those of a row's pages that overlap it."""
-        own = pages[self._page_start(node) : self.num_pages(node.end)]
-        node.pages = self.page_holds.adopt(own)
+    def give_pages(self, node: Node, pages: RowPages, tier: int = ARENA) -> None:
+        """Puts a node into a tier that has the node above, with those of a row's pages there that overlap it."""
+        adopted = self.tiers[tier].pages.adopt(pages, node.start, node.end)
+        if not node.held:
+            self.num_known_nodes -= 1
+            self.num_known_tokens -= len(node.tokens)
+        node.held[tier] = Held(adopted)
         parent = node.above
-        parent.num_cached_children += 1
-        if parent.num_cached_children == 2:
-            self._child_came_or_went(parent)
-        self.num_known_nodes -= 1
-        self.num_known_tokens -= len(node.tokens)
+        above = parent.held[tier]
+        above.num_children += 1
+        if above.num_children == 2:
+            self._child_came_or_went(parent, tier)
         self._changed(parent)
         self._changed(node)
 
-    def give_checkpoint(self, node: Node, slot: int) -> None:
-        """Puts a checkpoint at the end of a cached node that has none."""
-        self._slots.retain(slot)
-        node.slot = slot
-        self.slot_nodes[slot] = node
-        self._rebase(node)
+    def give_checkpoint(self, node: Node, slot: int, tier: int = ARENA) -> None:
+        """Puts a checkpoint at the end of a node in a tier that has none there."""
+        self.tiers[tier].slots.retain(slot)
+        node.slots[tier] = slot
+        self.tiers[tier].slot_nodes[slot] = node
+        self._rebase(node, tier)
 
-    def drop_checkpoint(self, node: Node) -> None:
-        """Releases a node's checkpoint, if it has one; its pages stay while something below uses them."""
-        self._drop_slot(node)
+    def drop_checkpoint(self, node: Node, tier: int = ARENA) -> None:
+        """Releases a node's checkpoint in a tier, if there is one; its pages stay while something below uses them."""
+        self._drop_slot(node, tier)
         self.tidy(node)
 
-    def drop_all(self, node: Node) -> None:
-        """Makes a cached node without cached children a known one: releases its checkpoint and its pages."""
+    def drop_all(self, node: Node, tier: int = ARENA) -> None:
+        """Takes a node without children in a tier out of it: releases its checkpoint and its pages."""
         parent = node.above
-        self._drop_slot(node)
-        self._drop_pages(node)
+        self._drop_slot(node, tier)
+        self._drop_pages(node, tier)
         self.tidy(parent)
         self.tidy(node)
 
-    def _drop_slot(self, node: Node) -> None:
-        if node.slot:
-            self._slots.release(node.slot)
-            del self.slot_nodes[node.slot]
-            node.slot = 0
-            self._rebase(node)
+    def _drop_slot(self, node: Node, tier: int) -> None:
+        if node.has_checkpoint(tier):
+            slot = node.slots.pop(tier)
+            self.tiers[tier].slots.release(slot)
+            del self.tiers[tier].slot_nodes[slot]
+            self._rebase(node, tier)
 
-    def _rebase(self, node: Node) -> None:
+    def _rebase(self, node: Node, tier: int) -> None:
         """Tells of the nodes below that this node's checkpoint came or went above them."""
-        for end in _first_slots(node, lambda child: child.cached):
+        for end in _first_checkpoints(node, tier):
             self._changed(end)
 
-    def _child_came_or_went(self, node: Node) -> None:
+    def _child_came_or_went(self, node: Node, tier: int) -> None:
         """Pages of a node without a checkpoint go with the end of the one path below it, if it is one."""
-        if self.needs_slots and not node.slot and node.parent is not None:
-            for end in _first_slots(node, lambda child: child.num_cached_children == 1):
+        if self.needs_slots and node.parent is not None and not node.has_checkpoint(tier):
+            for end in _first_checkpoints(node, tier, lone=True):
                 self._changed(end)
 
-    def _drop_pages(self, node: Node) -> None:
-        self.page_holds.release(node.pages)
-        node.pages = None
+    def _drop_pages(self, node: Node, tier: int) -> None:
+        self.tiers[tier].pages.release(node.held.pop(tier).pages)
         parent = node.above
-        parent.num_cached_children -= 1
-        if parent.num_cached_children == 1:
-            self._child_came_or_went(parent)
-        self.num_known_nodes += 1
-        self.num_known_tokens += len(node.tokens)
+        above = parent.held[tier]
+        above.num_children -= 1
+        if above.num_children == 1:
+            self._child_came_or_went(parent, tier)
+        if not node.held:
+            self.num_known_nodes += 1
+            self.num_known_tokens += len(node.tokens)
 
     # --- looking at it --------------------------------------------------------------------------
 
@@ -295,22 +274,43 @@ class SpanTree:
             nodes=(self.num_nodes, len(nodes)),
             known_nodes=(self.num_known_nodes, len(known)),
             known_tokens=(self.num_known_tokens, sum(len(node.tokens) for node in known)),
-            checkpoints=(self.slot_nodes, {node.slot: node for node in nodes if node.slot}),
         )
-        self.page_holds.check_invariants([node.pages for node in nodes if node.cached])
-        self._check_links(self.root)
-        for node in nodes:
+        for tier in self.tiers:
+            number = tier.number
+            stand = {n.slots[number]: n for n in nodes if n.has_checkpoint(number)}
+            agree(f"radix: tier {number}", checkpoints=(tier.slot_nodes, stand))
+            tier.pages.check_invariants([n.held[number].pages for n in nodes if n.has(number)])
+            for node in [self.root, *nodes]:
+                self._check_tier(node, tier)
+        for node in [self.root, *nodes]:
             self._check_links(node)
-            self._check_form(node)
+        for node in nodes:
+            assert not self._mergeable(node), f"radix: the boundary at {node.end} is needless"
         return nodes
+
+    def _check_tier(self, node: Node, tier: Tier) -> None:
+        """Checks what one tier has of a node and of its children."""
+        held, slot = node.held.get(tier.number), node.slots.get(tier.number)
+        below = [child for child in node.children.values() if child.has(tier.number)]
+        where = f"radix: tier {tier.number}, node {node}"
+        if held is None:
+            agree(where, children_of_no_node=(below, []), checkpoints_of_no_node=(slot, None))
+            return
+        places = tier.pages.places(node.start, node.end)
+        agree(
+            where,
+            pages=(len(held.pages), places.stop - places.start),
+            children=(held.num_children, len(below)),
+        )
+        if slot is not None:
+            tier.slots.holders(slot)  # raises if it was released
+        used = slot or below or node.pins or node.parent is None
+        assert used or not self.needs_slots, f"{where}: there are pages, but no checkpoint"
 
     def _check_links(self, node: Node) -> None:
         children = node.children.values()
-        pages = self.num_pages(node.end) - self._page_start(node)
         agree(
             f"radix: node {node}",
-            pages=(len(node.pages) if node.cached else pages, pages),
-            cached_children=(node.num_cached_children, sum(child.cached for child in children)),
             first_tokens=(
                 [[first] for first in node.children],
                 [child.tokens[:1].tolist() for child in children],
@@ -319,30 +319,22 @@ class SpanTree:
             starts_of_children=([child.start for child in children], [node.end] * len(children)),
         )
 
-    def _check_form(self, node: Node) -> None:
-        if node.slot:
-            self._slots.holders(node.slot)  # raises if it was released
-        assert node.cached or not (node.slot or node.num_cached_children), (
-            f"radix: node {node} has no pages, but there is a checkpoint or a cached node below it"
-        )
-        used = node.slot or node.num_cached_children or node.pins
-        assert used or not (self.needs_slots and node.cached), (
-            f"radix: leaf {node} has pages, no checkpoint"
-        )
-        assert not self._mergeable(node), f"radix: the boundary at {node.end} is needless"
 
-
-def _first_slots(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
-    """The first nodes with a checkpoint on every path below this one that leads `through` nodes without one.
+def _first_checkpoints(node: Node, tier: int, *, lone: bool = False) -> Iterator[Node]:
+    """The first nodes with a checkpoint in a tier on every path below this one.
 
     A path may have thousands of nodes: they are not joined where a policy has its points.
+
+    Args:
+        lone: only along paths that do not part in the tier.
     """
     stack = [iter(node.children.values())]
     while stack:
         child = next(stack[-1], None)
         if child is None:
             stack.pop()
-        elif child.slot:
+            continue
+        if tier in child.slots:
             yield child
-        elif through(child):
+        elif tier in child.held and (not lone or child.held[tier].num_children == 1):
             stack.append(iter(child.children.values()))

@@ -80,7 +80,9 @@ class Clairvoyant(EvictionPolicy):
         if node not in self._place:
             place = self._place[node] = self._future.place(node)
             self._here[place] = node
-        self.candidates[node] = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
+        self.candidates[node] = saved_tokens(node, self.tier) / max(
+            1, freed_bytes(node, self.costs, self.tier)
+        )
 
     def discard(self, node: Node) -> None:
         self.candidates.pop(node, None)
@@ -137,6 +139,8 @@ class Clairvoyant(EvictionPolicy):
             if node is place:
                 return False
             here = self._here.get(node)
-            if here is not None and (here.slot if self.costs.checkpoint_bytes else here.cached):
+            if here is None:
+                continue
+            if here.has_checkpoint(self.tier) if self.costs.checkpoint_bytes else here.cached:
                 return True
         return False
