@@ -44,6 +44,11 @@ def places_of(item: pytest.Item) -> tuple[str, str]:
     return file, f"{file}::{item.nodeid.partition('::')[2].partition('[')[0]}"
 
 
+def folder_of(nodeid: str) -> str:
+    """The folder below tests/ in which a test stands; "tests" for one beside the folders."""
+    return Path(nodeid.partition("::")[0]).parts[1:-1][0] if nodeid.count("/") > 1 else "tests"
+
+
 class Chosen:
     """The tests of one job: those that are near run first, the others while there is time."""
 
@@ -66,7 +71,7 @@ class Chosen:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Before anything is left out, all tests of a folder are counted."""
-        self.collected = Counter(item.path.relative_to(ROOT).parent.as_posix() for item in items)
+        self.collected = Counter(folder_of(item.nodeid) for item in items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """What is left by now is to run: sorts it into near and far."""
@@ -167,7 +172,7 @@ class Chosen:
             "near": sorted(self.due.intersection(self.far)),
             "nothing": self.nothing,
             "passed": len(self.passed),
-            "spine": len(self.spine.intersection(self.passed)),
+            "spine": Counter(folder_of(nodeid) for nodeid in self.spine.intersection(self.passed)),
             "collected": self.collected,
         }
         Path(PLAN or "").with_name(f"job_{JOB}.json").write_text(json.dumps(result))

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("hybrid_jax", "pallas_kernels", "tests", "benchmarks", "examples", "docs", ".ci")
+FOLDERS = (
+    *("hybrid_jax", "pallas_kernels", "tests", "benchmarks", "examples", "docs", "models", ".ci"),
+)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # For each file the files it imports, with the names that it takes from each; None where it takes the module.
 Graph = Mapping[str, Mapping[str, frozenset[str] | None]]
@@ -138,6 +140,7 @@ def fixtures_for(
                     yield home, name
 
 
+@functools.cache
 def definitions(source: str) -> dict[str, str]:
     """What a module defines at its top, by name, as text without comments and docstrings; "" for all else."""
     tree = ast.parse(source)
