@@ -585,7 +585,7 @@ def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
 
 
 def test_a_device_that_is_in_no_list_is_told_by_its_memory(run, bamba):
-    total, _ = cards()["h100"]
+    total, *_ = cards()["h100"]
     by_size = json.loads(run("inspect", bamba, "--device-memory", total, "--json")[1])
     by_name = json.loads(run("inspect", bamba, "--device", "h100", "--json")[1])
     assert by_size["device"] == "GPU" and by_size["shares"] == by_name["shares"]
