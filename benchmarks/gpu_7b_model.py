@@ -54,7 +54,7 @@ def make_weights(config: ModelConfig, dtype: str, seed: int = 0) -> dict:
     leaves, tree = jax.tree_util.tree_flatten_with_path(
         stored, is_leaf=lambda leaf: isinstance(leaf, Stored)
     )
-    depth = sum(bool(spec.mixers) + (spec.mlp is not None) for spec in config.layers)
+    depth = sum(len(layer.blocks) for layer in config.layers)
     key, params = jax.random.key(seed), []
     for index, (path, leaf) in enumerate(leaves):
         name = path[-1].key

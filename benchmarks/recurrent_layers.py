@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from common import header, quantiles, turns, write_json
 
-from hybrid_jax.config import GatedDelta, LayerSpec, Mamba1, Mamba2, ModelConfig, ShortConv
+from hybrid_jax.config import GatedDelta, Mamba1, Mamba2, ModelConfig, ShortConv, residual_layer
 from hybrid_jax.models.decoder import MIXERS
 from hybrid_jax.models.initialize import random_params
 from pallas_kernels import ssd_scan
@@ -49,7 +49,7 @@ def layer_calls(size: tuple[int, ...]) -> dict:
     def call_of(mixer):
         config = ModelConfig(
             family="llama",
-            layers=(LayerSpec(mixers=(mixer,), mlp=None),),
+            layers=(residual_layer(mixers=(mixer,), mlp=None),),
             width=size[0],
             vocab_size=64,
         )

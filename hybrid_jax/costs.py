@@ -195,7 +195,7 @@ def token_costs(
     model: ModelConfig, *, whole: bool, kv_bytes: int = 0, checkpoint_bytes: int = 0
 ) -> Costs:
     """Costs of a model's tokens, with the given bytes of what the cache takes; `whole` as for `model_costs`."""
-    blocks = [(1, *block) for block in (model.blocks if whole else model.prompt_blocks)]
+    blocks = [(1, *block) for block in (model.parts if whole else model.prompt_parts)]
     found = block_costs(blocks, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
     beside = _entry_flops(model) + written_flops(model, whole=whole)
     return replace(found, flops_per_token=found.flops_per_token + beside)
@@ -273,7 +273,7 @@ def _costs_of_pass(
     model: ModelConfig, read: Weights, engine: EngineConfig, costs: Costs, on_cpu: bool
 ) -> StepCosts:
     """Costs of a pass through layers, of which it reads these weights."""
-    mixtures = _mixtures(model.blocks, engine)
+    mixtures = _mixtures(model.parts, engine)
     idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
     return StepCosts(
         weight_bytes=_bytes(read, engine.dtype) - idle,
@@ -315,7 +315,7 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     read = _read_in_step(drafts)
     if model.mtp:  # with layers and a last norm of its own
         read |= model_weights(model)["mtp"]
-    blocks, item = drafts.blocks, ITEM_BYTES[engine.dtype]
+    blocks, item = drafts.parts, ITEM_BYTES[engine.dtype]
     states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
     costs = block_costs(
         [(1, *block) for block in blocks],

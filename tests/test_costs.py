@@ -11,11 +11,11 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     EngineConfig,
-    LayerSpec,
     Mamba2,
     ModelConfig,
     MoE,
     SpeculationConfig,
+    residual_layer,
     with_cut,
 )
 from hybrid_jax.costs import (
@@ -36,7 +36,7 @@ MAMBA = Mamba2(num_heads=4, head_dim=8, state_size=16)
 
 
 def model(*mixers) -> ModelConfig:
-    layers = tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers)
+    layers = tuple(residual_layer(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers)
     return ModelConfig(family="x", vocab_size=8, width=16, layers=layers)
 
 
@@ -98,7 +98,7 @@ def test_a_step_reads_the_experts_that_its_tokens_visit():
 
 def test_drafts_of_a_mixture_cost_what_their_experts_weigh():
     experts = MoE(num_experts=64, top_k=4, width=256)
-    layer = LayerSpec(mixers=(ATTENTION,), mlp=experts)
+    layer = residual_layer(mixers=(ATTENTION,), mlp=experts)
     config = ModelConfig(family="test", layers=(layer,) * 2, vocab_size=64, width=64)
     engine = EngineConfig(speculation=SpeculationConfig())
     geometry = make_geometry(config, engine)
@@ -113,7 +113,7 @@ def test_drafts_of_a_mixture_cost_what_their_experts_weigh():
 
 
 def test_a_draft_of_a_head_on_the_cut_costs_the_layers_before_it():
-    layer = LayerSpec(mixers=(ATTENTION,), mlp=MLP(width=32))
+    layer = residual_layer(mixers=(ATTENTION,), mlp=MLP(width=32))
     plain = ModelConfig(family="test", layers=(layer,) * 6, vocab_size=64, width=16)
     config = replace(with_cut(plain, 2), exit_head=True)
     engine = EngineConfig(speculation=SpeculationConfig(method="exit", num_tokens=3))
@@ -144,7 +144,7 @@ def test_layers_that_share_are_each_read():
 
 @pytest.mark.parametrize("method", ["mtp", "draft"])
 def test_drafting_costs_a_pass_of_its_layers_for_each_token(method):
-    layer = LayerSpec(mixers=(ATTENTION,), mlp=MLP(width=32))
+    layer = residual_layer(mixers=(ATTENTION,), mlp=MLP(width=32))
     config = ModelConfig(family="test", layers=(layer,) * 6, vocab_size=64, width=16)
     draft = replace(config, layers=(layer,))
     plain, config = config, replace(config, **{method: (layer,) if method == "mtp" else draft})

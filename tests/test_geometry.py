@@ -14,11 +14,12 @@ from hybrid_jax.config import (
     Attention,
     EngineConfig,
     GatedDelta,
-    LayerSpec,
+    Layer,
     Mamba2,
     ModelConfig,
     MoE,
     Rope,
+    residual_layer,
     with_cut,
 )
 from hybrid_jax.config.arrays import ArraySpec
@@ -44,8 +45,8 @@ BF16 = EngineConfig(dtype="bfloat16")
 
 def stack(num_attention: int, attention: Attention, num_mamba2: int, mamba: Mamba2) -> ModelConfig:
     """Mixers of both kinds; widths outside the caches do not matter here."""
-    specs = (LayerSpec(mixers=(attention,)),) * num_attention
-    specs += (LayerSpec(mixers=(mamba,)),) * num_mamba2
+    specs = (residual_layer(mixers=(attention,)),) * num_attention
+    specs += (residual_layer(mixers=(mamba,)),) * num_mamba2
     return ModelConfig(family="real", vocab_size=8, width=8, layers=specs)
 
 
@@ -226,20 +227,20 @@ LATENT = MoE(
 SHARED = MoE(num_experts=4, top_k=1, width=5, shared_width=6, bias=True)
 MODELS = {
     "mixer_and_mlp": (
-        LayerSpec(mixers=(PLAIN,), mlp=MLP(width=20)),
-        LayerSpec(mixers=(FULL,), mlp=MLP(width=12, kind="relu2", bias=True)),
+        residual_layer(mixers=(PLAIN,), mlp=MLP(width=20)),
+        residual_layer(mixers=(FULL,), mlp=MLP(width=12, kind="relu2", bias=True)),
     ),
     "one_mixer_a_layer": (
-        LayerSpec(mixers=(BIASED,)),
-        LayerSpec(mlp=MLP(width=20, bias=True)),
-        LayerSpec(mixers=(SWA,)),
-        LayerSpec(mlp=LATENT),
+        residual_layer(mixers=(BIASED,)),
+        residual_layer(mlp=MLP(width=20, bias=True)),
+        residual_layer(mixers=(SWA,)),
+        residual_layer(mlp=LATENT),
     ),
-    "experts": (LayerSpec(mixers=(FULL,), mlp=EXPERTS), LayerSpec(mlp=SHARED)),
+    "experts": (residual_layer(mixers=(FULL,), mlp=EXPERTS), residual_layer(mlp=SHARED)),
     "parallel_mixers_and_shared_weights": (
-        LayerSpec(mixers=(FULL, PLAIN), mlp=MLP(width=8)),
-        LayerSpec(mixers=(PLAIN,)),
-        LayerSpec(mixers=(FULL, PLAIN), mlp=MLP(width=8), weights_of=0),
+        residual_layer(mixers=(FULL, PLAIN), mlp=MLP(width=8)),
+        residual_layer(mixers=(PLAIN,)),
+        residual_layer(mixers=(FULL, PLAIN), mlp=MLP(width=8)).again(0),
     ),
 }
 
@@ -267,7 +268,9 @@ def test_prefill_flops_add_up_over_chunks(name):
 @pytest.mark.parametrize("window", [None, 1, 5, 200])
 def test_attention_flops_count_each_visible_key(window):
     spec = Attention(num_heads=6, num_kv_heads=2, head_dim=8, sliding_window=window)
-    model = ModelConfig(family="x", vocab_size=8, width=16, layers=(LayerSpec(mixers=(spec,)),))
+    model = ModelConfig(
+        family="x", vocab_size=8, width=16, layers=(residual_layer(mixers=(spec,)),)
+    )
     projections = 2 * 16 * (6 + 2 + 2 + 6) * 8
     for start, tokens in ((0, 1), (0, 40), (3, 9), (60, 12)):
         keys = sum(min(q + 1, window or math.inf) for q in range(start, start + tokens))
@@ -276,16 +279,16 @@ def test_attention_flops_count_each_visible_key(window):
 
 
 def test_recurrent_and_expert_flops_per_token():
-    def per_token(*specs: LayerSpec) -> int:
+    def per_token(*specs: Layer) -> int:
         return prefill_flops(ModelConfig(family="x", vocab_size=8, width=16, layers=specs), 1, 7)
 
     proj_in, proj_out = 16 * PLAIN.proj_size, 16 * PLAIN.inner_size
     conv = PLAIN.conv_size * (PLAIN.conv_width + 1)
     small = 3 * PLAIN.num_heads + PLAIN.inner_size
     want = 2 * (proj_in + proj_out + conv + small) + 6 * 6 * 4 * 8
-    assert per_token(LayerSpec(mixers=(PLAIN,))) == want
+    assert per_token(residual_layer(mixers=(PLAIN,))) == want
     router, expert = 16 * EXPERTS.num_experts, 3 * 16 * EXPERTS.width
-    assert per_token(LayerSpec(mlp=EXPERTS)) == 2 * (router + EXPERTS.top_k * expert)
+    assert per_token(residual_layer(mlp=EXPERTS)) == 2 * (router + EXPERTS.top_k * expert)
     twice = MODELS["parallel_mixers_and_shared_weights"]
     assert per_token(twice[0]) * 2 + per_token(twice[1]) == per_token(*twice)
 
@@ -294,7 +297,7 @@ def test_layers_of_another_spec_are_another_group_even_if_they_cache_the_same():
     """A group folds by one kind and one spec."""
     one = Mamba2(num_heads=4, head_dim=8, state_size=16)
     other = Mamba2(num_heads=4, head_dim=8, state_size=16, dt_limits=(0.1, 1.0))
-    layers = tuple(LayerSpec(mixers=(spec,)) for spec in (one, other, one))
+    layers = tuple(residual_layer(mixers=(spec,)) for spec in (one, other, one))
     geometry = make_geometry(ModelConfig(family="m", vocab_size=8, width=8, layers=layers), BF16)
     assert [(place.group, place.layer) for place in geometry.states] == [(0, 0), (1, 0), (0, 1)]
     assert [group.num_layers for group in geometry.groups] == [2, 1]
@@ -304,7 +307,7 @@ def test_a_state_of_two_kinds_has_at_most_twelve_donated_leaves():
     """Each one more is an argument of every step."""
     mamba = Mamba2(num_heads=4, head_dim=8, state_size=16)
     delta = GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8)
-    layers = tuple(LayerSpec(mixers=(spec,)) for spec in (mamba, delta, mamba))
+    layers = tuple(residual_layer(mixers=(spec,)) for spec in (mamba, delta, mamba))
     model = ModelConfig(family="m", vocab_size=8, width=8, layers=layers)
     specs = state_specs(make_geometry(model, BF16), num_frames=4, max_slots=4, max_rows=2)
     assert len(jax.tree.leaves(specs)) == 4 + 3 + 3
@@ -313,7 +316,7 @@ def test_a_state_of_two_kinds_has_at_most_twelve_donated_leaves():
 
 def test_experts_work_in_the_latent_width():
     spec = MoE(num_experts=6, top_k=2, width=12, latent_width=4)
-    model = ModelConfig(family="x", vocab_size=8, width=16, layers=(LayerSpec(mlp=spec),))
+    model = ModelConfig(family="x", vocab_size=8, width=16, layers=(residual_layer(mlp=spec),))
     router, latent, expert = 16 * 6, 2 * 16 * 4, 3 * 4 * 12
     assert prefill_flops(model, 1, 7) == 2 * (router + latent + 2 * expert)
 

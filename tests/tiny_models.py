@@ -18,7 +18,7 @@ from hybrid_jax.config import (
     Attention,
     EngineConfig,
     GatedDelta,
-    LayerSpec,
+    Layer,
     Mamba1,
     Mamba2,
     ModelConfig,
@@ -26,10 +26,12 @@ from hybrid_jax.config import (
     Rope,
     RopeScaling,
     ShortConv,
+    residual_layer,
     with_cut,
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
+from tests.blocks import one_of_each
 from tests.kinds import gated, latent
 from tests.kinds.gated import Gated
 from tests.kinds.latent import Latent
@@ -61,13 +63,13 @@ QWEN_MOE = MoE(
 )
 
 
-def _config(family: str, *layers: LayerSpec, **settings) -> ModelConfig:
+def _config(family: str, *layers: Layer, **settings) -> ModelConfig:
     settings = {"width": 28, "vocab_size": VOCAB, "max_position": MAX_POSITION} | settings
     return ModelConfig(family=family, layers=layers, **settings)
 
 
-def _layer(*mixers, mlp=None, weights_of=None) -> LayerSpec:
-    return LayerSpec(mixers=mixers, mlp=mlp, weights_of=weights_of)
+def _layer(*mixers, mlp=None, gain=1.0) -> Layer:
+    return residual_layer(mixers=mixers, mlp=mlp, gain=gain)
 
 
 def _llama() -> ModelConfig:
@@ -110,9 +112,8 @@ def _granite() -> ModelConfig:
     mixers = [_MAMBA, attention]
     return _config(
         "granitemoehybrid",
-        *(_layer(mixer, mlp=GRANITE_MOE) for mixer in mixers),
+        *(_layer(mixer, mlp=GRANITE_MOE, gain=0.7) for mixer in mixers),
         embedding_multiplier=3.1,
-        residual_multiplier=0.7,
         logits_multiplier=0.6,
     )
 
@@ -154,8 +155,8 @@ def _parallel() -> ModelConfig:
 
 def _shared() -> ModelConfig:
     block = _layer(_ATTENTION, mlp=_MLP)
-    again = _layer(_ATTENTION, mlp=_MLP, weights_of=1)
-    mamba_again = _layer(_MAMBA, weights_of=0)
+    again = _layer(_ATTENTION, mlp=_MLP).again(1)
+    mamba_again = _layer(_MAMBA).again(0)
     return _config("shared", _layer(_MAMBA), block, mamba_again, again)
 
 
@@ -199,7 +200,8 @@ def _cut_delta() -> ModelConfig:
     layers = list(_qwen3_next().layers)
     delta, attention = (layers[place].mixers[0] for place in (0, 1))
     later = [_layer(delta), _layer(mlp=_MLP), _layer(_MAMBA, attention, mlp=_MLP)]
-    return with_cut(_config("with_cut", *layers[:2], *later, residual_multiplier=0.8), 2)
+    layers = [layer.with_gain(0.8) for layer in (*layers[:2], *later)]
+    return with_cut(_config("with_cut", *layers), 2)
 
 
 def _latent() -> ModelConfig:
@@ -207,6 +209,11 @@ def _latent() -> ModelConfig:
     own = Latent(num_heads=3, head_dim=4, rank=12)
     layers = [_layer(_MAMBA, mlp=_MLP), _layer(own), _layer(_ATTENTION), _layer(_MAMBA)]
     return _config("with_latent", *layers, _layer(replace(own, sliding_window=23), mlp=_MLP))
+
+
+def _blocks() -> ModelConfig:
+    """Layers of every other shape, and norms that take the mean away."""
+    return _config("with_blocks", *one_of_each(), norm_kind="layer")
 
 
 MODELS = {
@@ -227,9 +234,10 @@ MODELS = {
     "with_cut": _cut,
     "with_cut_delta": _cut_delta,
     "with_latent": _latent,
+    "with_blocks": _blocks,
 }
 # Another model in the middle would change the weights of those after it.
-LAST = ("with_cut", "with_cut_delta", "with_latent")
+LAST = ("with_cut", "with_cut_delta", "with_latent", "with_blocks")
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 
 
@@ -257,9 +265,9 @@ def redrawn(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
             values = np.log(np.expm1(rng.uniform(0.05, 0.6, leaf.shape)))
         elif name == "A_log":  # 2 to 200 tokens of memory
             values = np.log(rng.uniform(0.02, 1.0, leaf.shape))
-        elif name in ("D", "mlp_norm") or name.endswith("norm"):
+        elif name in ("D", "gain") or "norm" in name:
             values = rng.uniform(0.6, 1.6, leaf.shape)
-        elif name.endswith("_bias"):
+        elif name.endswith("bias"):
             values = rng.normal(0, 0.3, leaf.shape)
         elif name in ("out", "out_proj", "down"):
             values = np.asarray(leaf, np.float32) * 3

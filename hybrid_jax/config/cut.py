@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hybrid_jax.config.block import Layer
 from hybrid_jax.config.layers import (
     Attention,
     GatedDelta,
-    LayerSpec,
     Mamba2,
     Mixer,
     Source,
@@ -46,8 +46,8 @@ def with_cut(
             divide, or of layers that differ, or of gated delta nets.
 
     Example:
-        >>> from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
-        >>> layer = LayerSpec(mixers=(Attention(num_heads=4, num_kv_heads=2, head_dim=64),))
+        >>> from hybrid_jax.config import Attention, ModelConfig, residual_layer
+        >>> layer = residual_layer(mixers=(Attention(num_heads=4, num_kv_heads=2, head_dim=64),))
         >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 4)
         >>> [layer.mixers[0].source for layer in with_cut(config, 2, kv_group=2).layers]
         ['own', 'own', 'cut', 'group']
@@ -87,8 +87,8 @@ def with_asked_cut(
 
 
 def layers_with_cut(
-    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int
-) -> tuple[LayerSpec, ...]:
+    layers: Sequence[Layer], cut: int, kv_group: int, state_group: int
+) -> tuple[Layer, ...]:
     """The layers of a model with a cut, from those of the model without.
 
     Raises:
@@ -100,10 +100,10 @@ def layers_with_cut(
         )
     later = [mixer for layer in layers[cut:] for mixer in layer.mixers]
     for index, layer in enumerate(layers[cut:], cut):
-        if layer.weights_of is not None:
+        if not layer.is_plain:
             raise ValueError(
-                f"with_cut: layer {index} shares the weights of layer {layer.weights_of} (the first layer is 0), so no "
-                f"cut may come before it, got cut {cut}"
+                f"with_cut: layer {index} (the first is 0) shares weights, or is not of the usual form, so no cut may "
+                f"come before it; got cut {cut} and {layer}"
             )
         for mixer in layer.mixers:
             if not isinstance(mixer, WITH_CUT):
@@ -119,10 +119,7 @@ def layers_with_cut(
         groups = attention if keeps_pages(mixer) else recurrent
         return replace(mixer, source=groups.next_source())
 
-    changed = [
-        replace(layer, mixers=tuple(renewed(mixer) for mixer in layer.mixers))
-        for layer in layers[cut:]
-    ]
+    changed = [layer.with_mixers(map(renewed, layer.mixers)) for layer in layers[cut:]]
     return (*layers[:cut], *changed)
 
 
@@ -144,7 +141,7 @@ def without_cut(mixer: Any) -> Any:
     return mixer if source_of(mixer) == "own" else replace(mixer, source="own")
 
 
-def have_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int) -> bool:
+def have_cut(layers: Sequence[Layer], cut: int, kv_group: int, state_group: int) -> bool:
     """Whether the layers are those of a model with this cut.
 
     Raises:
@@ -154,12 +151,9 @@ def have_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: 
     return tuple(layers) == layers_with_cut(plain, cut, kv_group, state_group)
 
 
-def without_cuts(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+def without_cuts(layers: Sequence[Layer]) -> list[Layer]:
     """The layers as they are in the model without a cut."""
-    return [
-        replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))
-        for layer in layers
-    ]
+    return [layer.with_mixers(map(without_cut, layer.mixers)) for layer in layers]
 
 
 class _Groups:

@@ -1,10 +1,10 @@
-"""What a layer is made of: mixers, feed-forward blocks, and how one residual layer joins them."""
+"""What blocks compute: mixers and feed-forward blocks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeGuard
 
 from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 
@@ -296,11 +296,13 @@ class MLP:
         width: hidden width F.
         kind: "gated_silu" is down(silu(gate(x)) * up(x)), "relu2" is down(relu(up(x))²).
         bias: biases on every projection.
+        feed_forward: it mixes no tokens (`is_feed_forward`).
     """
 
     width: int
     kind: Literal["gated_silu", "relu2"] = "gated_silu"
     bias: bool = False
+    feed_forward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self, "width")
@@ -327,6 +329,7 @@ class MoE:
         shared_gate: the shared expert is multiplied by the sigmoid of a projection to one number.
         latent_width: the experts work on a projection of this width; 0 for the model's own width.
         bias: biases in experts and shared expert.
+        feed_forward: as in `MLP`.
     """
 
     num_experts: int
@@ -343,6 +346,7 @@ class MoE:
     shared_gate: bool = False
     latent_width: int = 0
     bias: bool = False
+    feed_forward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self, "num_experts", "width", "num_groups", "top_groups")
@@ -368,24 +372,16 @@ def source_of(block: Mixer | FeedForward) -> Source:
     return getattr(block, "source", "own")
 
 
+def is_feed_forward(block: object) -> bool:
+    """Whether each token goes through it alone."""
+    return getattr(block, "feed_forward", False)
+
+
+def is_mixer(block: Mixer | FeedForward) -> TypeGuard[Mixer]:
+    """Whether it mixes tokens."""
+    return not is_feed_forward(block)
+
+
 def keeps_pages(block: object) -> bool:
     """Whether a mixer keeps an entry of every token, in pages. All others keep a state."""
     return getattr(block, "pages", False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
-    """One residual layer: h += sum of mixers(norm(h)), then h += mlp(norm(h)); one may be absent.
-
-    Attributes:
-        mixers: the sequence mixers, run in parallel on the same normed input; usually one, or none.
-        mlp: the feed-forward block, or None.
-        weights_of: index of an earlier layer whose weights this one shares, or None for its own.
-    """
-
-    mixers: tuple[Mixer, ...] = ()
-    mlp: FeedForward | None = None
-    weights_of: int | None = None
-
-    def __post_init__(self) -> None:
-        require(bool(self.mixers) or self.mlp is not None, "LayerSpec", "needs a mixer or an mlp")

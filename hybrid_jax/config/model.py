@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from hybrid_jax.config.block import Block, BlockPlace, Layer
 from hybrid_jax.config.checks import must, one_of, positive, require
 from hybrid_jax.config.cut import have_cut, without_cuts
 from hybrid_jax.config.layers import (
     Attention,
     FeedForward,
-    LayerSpec,
     Mixer,
     RecurrentMixer,
     keeps_pages,
@@ -29,12 +30,13 @@ class ModelConfig:
     Attributes:
         family: name in `hybrid_jax.models`, the checkpoint layout the model came in.
         vocab_size, width: V and D.
-        layers: one spec per layer, in order.
-        norm_eps: epsilon of the layer norms and the last norm.
+        layers: in order.
+        norm_kind: of the norms around blocks and the last one: "rms" has a gain; "layer" also takes the mean away, and
+            has a gain and a bias.
+        norm_eps: their epsilon.
         tie_embeddings: logits use the embedding matrix.
         max_position: longest sequence in tokens, prompt and output together.
-        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embeddings,
-            on what each block adds to the residual stream, and on the logits.
+        embedding_multiplier, logits_multiplier: factors on the embeddings and on the logits.
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
         float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
@@ -47,9 +49,9 @@ class ModelConfig:
         bos_token_id: what the tokenizer puts first, when it does.
 
     Example:
-        >>> from hybrid_jax.config import MLP, Attention, LayerSpec
+        >>> from hybrid_jax.config import MLP, Attention, residual_layer
         >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
-        >>> layer = LayerSpec(mixers=(attention,), mlp=MLP(width=512))
+        >>> layer = residual_layer(mixers=(attention,), mlp=MLP(width=512))
         >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 2)
         >>> len(config.mixers(Attention)), config.recurrent
         (2, ())
@@ -58,18 +60,18 @@ class ModelConfig:
     family: str
     vocab_size: int
     width: int
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[Layer, ...]
+    norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     max_position: int = 4096
     embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     residual_in_fp32: bool = False
     float32_norms: bool = False
     dtype: str = "float32"
     matrices: str = "dense"
-    mtp: tuple[LayerSpec, ...] = ()
+    mtp: tuple[Layer, ...] = ()
     draft: ModelConfig | None = None
     cut: int | None = None
     exit_head: bool = False
@@ -80,20 +82,12 @@ class ModelConfig:
         require(bool(self.layers), "ModelConfig", "needs at least one layer")
         positive(self, "vocab_size", "width", "max_position")
         one_of(self, "dtype", DTYPES)
+        one_of(self, "norm_kind", ("rms", "layer"))
         if self.draft is not None:
             self._check_draft(self.draft)
         self._check_cut()
-        for index, layer in enumerate(self.layers):
-            if (source := layer.weights_of) is None:
-                continue
-            where = f"ModelConfig: layer {index} shares weights of layer {source}"
-            if not 0 <= source < index:
-                raise ValueError(f"{where}, which does not come before it")
-            other = self.layers[source]
-            if other.weights_of is not None:
-                raise ValueError(f"{where}, which has none of its own")
-            if replace(layer, weights_of=None) != other:
-                raise ValueError(f"{where}, so both must be alike, got {layer} and {other}")
+        for layers in (self.layers, self.mtp):
+            _check_shared(layers)
 
     def _check_cut(self) -> None:
         if self.cut is None:
@@ -102,6 +96,7 @@ class ModelConfig:
             must(self, "cut", alone, "given if layers write from it; use config.cut.with_cut")
             must(self, "exit_head", not self.exit_head, "False without a cut")
             return
+        must(self, "norm_kind", self.norm_kind == "rms", "'rms' if there is a cut")
         good = have_cut(self.layers, self.cut, self.kv_group, self.state_group)
         what = f"those that config.cut.with_cut makes for cut {self.cut}"
         must(self, "layers", good, what, "others")
@@ -132,7 +127,7 @@ class ModelConfig:
         """The model as it was before it had a cut."""
         return self._uncut(without_cuts(self.layers))
 
-    def _uncut(self, layers: Sequence[LayerSpec]) -> ModelConfig:
+    def _uncut(self, layers: Sequence[Layer]) -> ModelConfig:
         return replace(
             self,
             layers=tuple(layers),
@@ -178,7 +173,7 @@ class ModelConfig:
         return tuple(tuple(group) for group in groups)
 
     @property
-    def all_layers(self) -> tuple[LayerSpec, ...]:
+    def all_layers(self) -> tuple[Layer, ...]:
         """The model's own layers, then those that draft: all that caches something."""
         return (*self.layers, *(self.drafting.layers if self.drafting else ()))
 
@@ -195,23 +190,21 @@ class ModelConfig:
         )
 
     @property
-    def blocks(self) -> list[tuple[Mixer | FeedForward, int]]:
-        """All mixers and feed-forward blocks of `all_layers`, each with the width of its residual stream."""
-        return self._blocks(self.layers) + (self.drafting.blocks if self.drafting else [])
+    def parts(self) -> list[tuple[Mixer | FeedForward, int]]:
+        """The parts of all blocks of `all_layers`, each with the width of its block's input."""
+        return self._parts(self.layers) + (self.drafting.parts if self.drafting else [])
 
     @property
-    def prompt_blocks(self) -> list[tuple[Mixer | FeedForward, int]]:
-        """Those of `blocks` that all tokens of a prompt go through."""
-        return self._blocks(self.layers[: self.cut]) + (
-            self.drafting.blocks if self.drafting else []
-        )
+    def prompt_parts(self) -> list[tuple[Mixer | FeedForward, int]]:
+        """Those of `parts` that all tokens of a prompt go through."""
+        return self._parts(self.layers[: self.cut]) + (self.drafting.parts if self.drafting else [])
 
-    def _blocks(self, layers: tuple[LayerSpec, ...]) -> list[tuple[Mixer | FeedForward, int]]:
+    def _parts(self, layers: Sequence[Layer]) -> list[tuple[Mixer | FeedForward, int]]:
         return [
-            (block, self.width)
+            (part, block.width_in(self.width))
             for layer in layers
-            for block in (*layer.mixers, layer.mlp)
-            if block is not None
+            for block in layer.blocks
+            for part in block.parts
         ]
 
     @property
@@ -228,3 +221,24 @@ class ModelConfig:
     def paged(self) -> tuple[Mixer, ...]:
         """All mixers of `all_layers` that keep pages of their own."""
         return tuple(mixer for mixer in self.mixers(object) if keeps_pages(mixer))
+
+
+def _check_shared(layers: Sequence[Layer]) -> None:
+    """Blocks that share weights name an earlier block, which computes the same with weights of its own."""
+    seen: dict[BlockPlace, Block] = {}
+    for index, layer in enumerate(layers):
+        for number, block in enumerate(layer.blocks):
+            if (shared := block.weights) is not None:
+                source = seen.get(shared.of)
+                what = None
+                if source is None:
+                    what = "which is no (layer, block) before it"
+                elif source.weights is not None:
+                    what = "which has none of its own"
+                elif replace(block, weights=None, adds=source.adds) != source:
+                    what = f"so both must compute the same, got {block} and {source}"
+                if what is not None:
+                    raise ValueError(
+                        f"ModelConfig: block {number} of layer {index} shares weights of {shared.of}, {what}"
+                    )
+            seen[index, number] = block

@@ -111,14 +111,14 @@ def why_unsupported(
 ) -> str | None:
     """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
     reasons = [why_no_kernels(device, engine)]
-    reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
+    reasons += [residual_unsupported(width) for width in {width for _, width in config.parts}]
     for spec in (*config.paged, *config.recurrent):
         kind = LAYER_STEPS[PALLAS.layers].get(type(spec))
         if kind is None:
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
             reasons.append(kind.why_unsupported(spec, geometry, engine))
-    for block, _ in config.blocks:
+    for block, _ in config.parts:
         if isinstance(block, MoE):
             reasons.append(experts_unsupported(block.num_experts))
     return _first(reasons)

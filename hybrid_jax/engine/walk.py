@@ -79,11 +79,11 @@ def prepare(params: dict, model: Model) -> tuple[Any, ...]:
     weights: list[list[dict]] = [[] for _ in model.geometry.groups]
     for stack in stacks(params, model.config):
         for index, layer in enumerate(stack.config.layers):
-            for number in range(len(layer.mixers)):
+            mixers = decoder.mixer_params(stack.params, stack.config, index)
+            for number, (mixer, own) in enumerate(zip(layer.mixers, mixers, strict=True)):
                 place = model.places[stack.first + index, number]
-                if not isinstance(place, KVPlace) and source_of(layer.mixers[number]) != "group":
-                    mixers = decoder.layer_params(stack.params, index, stack.config)["mixers"]
-                    weights[place.group].append(mixers[number])
+                if not isinstance(place, KVPlace) and source_of(mixer) != "group":
+                    weights[place.group].append(own)
     pairs = zip(model.geometry.groups, weights, strict=True)
     return tuple(group_steps(group, model.backend).prepare(own) for group, own in pairs)
 

@@ -85,10 +85,10 @@ def model_facts(
         ValueError: a setting does not fit the model, or the memory cannot hold one short sequence.
 
     Example:
-        >>> from hybrid_jax.config import Attention, EngineConfig, LayerSpec, ModelConfig
+        >>> from hybrid_jax.config import Attention, EngineConfig, Layer, residual_layer, ModelConfig
         >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
         >>> config = ModelConfig(
-        ...     family="llama", vocab_size=256, width=256, layers=(LayerSpec(mixers=(attention,)),)
+        ...     family="llama", vocab_size=256, width=256, layers=(residual_layer(mixers=(attention,)),)
         ... )
         >>> found = model_facts(config, EngineConfig(max_rows=4), Device())
         >>> found["kv_bytes_per_token"], found["fit"]["longest_context"]
@@ -228,8 +228,7 @@ def _groups(config: ModelConfig, engine: EngineConfig) -> dict[str, dict[str, in
 def _count_blocks(config: ModelConfig) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for layer in config.layers:
-        kinds.update(type(mixer).__name__ for mixer in layer.mixers)
-        kinds.update([type(layer.mlp).__name__] if layer.mlp is not None else [])
+        kinds.update(type(part).__name__ for part in layer.parts)
     return dict(kinds)
 
 

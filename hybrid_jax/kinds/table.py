@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hybrid_jax.config import (
     MLP,
     Attention,
+    Block,
     GatedDelta,
-    LayerSpec,
+    Layer,
     Mamba1,
     Mamba2,
     ModelConfig,
     MoE,
+    Shared,
     ShortConv,
 )
+from hybrid_jax.config.block import is_alone
 from hybrid_jax.kinds.attention import AttentionKind
 from hybrid_jax.kinds.gated_delta import GatedDeltaKind
 from hybrid_jax.kinds.kind import Kind, PageEntry, RecurrentKind, Weight, Weights, map_weights
@@ -55,24 +59,14 @@ def recurrent_kind(spec: object) -> RecurrentKind:
 
 def model_weights(config: ModelConfig) -> Weights:
     """All arrays of a model, in a tree like its parameters (`models.decoder`)."""
-    norm = Weight(shape=(config.width,), draw="ones", float32=config.float32_norms)
+    norm = _norm(config)
 
-    def block(spec: object) -> Weights:
-        return kind_of(spec).weights(spec, config.width)
-
-    def layer(spec: LayerSpec) -> Weights:
-        tree: Weights = {}
-        if spec.weights_of is not None:
-            return tree
-        if spec.mixers:
-            tree |= {"norm": norm, "mixers": [block(mixer) for mixer in spec.mixers]}
-        if spec.mlp is not None:
-            tree |= {"mlp_norm": norm, "mlp": block(spec.mlp)}
-        return tree
+    def layers(specs: Sequence[Layer]) -> list[Weights]:
+        return [_layer(layer, specs, config) for layer in specs]
 
     tree = {
         "embed": Weight(shape=(config.vocab_size, config.width), draw="embedding"),
-        "layers": [layer(spec) for spec in config.layers],
+        "layers": layers(config.layers),
         "norm": norm,
     }
     if config.cut is not None:
@@ -85,7 +79,7 @@ def model_weights(config: ModelConfig) -> Weights:
             "embed_norm": norm,
             "hidden_norm": norm,
             "in_proj": Weight(shape=(2 * config.width, config.width), draw="matrix"),
-            "layers": [layer(spec) for spec in config.mtp],
+            "layers": layers(config.mtp),
             "norm": norm,
         }
     if config.draft is not None:
@@ -102,6 +96,58 @@ def model_weights(config: ModelConfig) -> Weights:
     return {
         name: part if name == "draft" else map_weights(kept, part) for name, part in tree.items()
     }
+
+
+def _norm(config: ModelConfig, width: int | None = None) -> Weight | Weights:
+    """A norm of the stream, or of so many columns: its gain; with a bias beside it if it takes the mean away."""
+    gain = Weight(shape=(width or config.width,), draw="ones", float32=config.float32_norms)
+    return (
+        gain if config.norm_kind == "rms" else {"gain": gain, "bias": replace(gain, draw="zeros")}
+    )
+
+
+def _layer(layer: Layer, layers: Sequence[Layer], config: ModelConfig) -> Weights:
+    """The weights of a layer's blocks, side by side."""
+    tree: Weights = {}
+    for names, block in zip(layer.names, layer.blocks, strict=True):
+        if block.weights is not None:
+            source = layers[block.weights.of[0]].blocks[block.weights.of[1]]
+            changes = [_changes(part, block.weights) for part in _parts(source, config)]
+            if block.weights.changed:
+                tree[names.parts] = changes[0] if is_alone(block) else changes
+            continue
+        if block.norm != "after":
+            tree[names.norm] = _norm(config, block.width_in(config.width))
+        if block.norm != "before":
+            tree[names.after] = _norm(config)
+        parts = _parts(block, config)
+        tree[names.parts] = parts[0] if is_alone(block) else parts
+    return tree
+
+
+def _parts(block: Block, config: ModelConfig) -> list[Weights]:
+    """The weights of each part of a block. What a part makes is as wide as the stream, whatever it takes."""
+    width = block.width_in(config.width)
+
+    def narrowed(weight: Weight) -> Weight:
+        if weight.draw != "output":
+            return weight
+        return replace(weight, shape=(*weight.shape[:-1], config.width))
+
+    trees = [kind_of(part).weights(part, width) for part in block.parts]
+    return trees if width == config.width else [map_weights(narrowed, tree) for tree in trees]
+
+
+def _changes(weights: Weights, shared: Shared) -> Weights:
+    """The two matrices of low rank beside each that changes: "a" [I, rank] and "b" [rank, O]."""
+
+    def change(rows: int, columns: int) -> Weights:
+        return {
+            "a": Weight(shape=(rows, shared.rank), draw="matrix"),
+            "b": Weight(shape=(shared.rank, columns), draw="matrix"),
+        }
+
+    return {name: change(*weights[name].shape) for name in shared.changed if name in weights}
 
 
 def _written(config: ModelConfig) -> Weights:

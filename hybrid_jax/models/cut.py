@@ -36,7 +36,7 @@ def cut_params(params: dict, config: ModelConfig) -> dict:
     for group in config.groups_after_cut:
         written |= _write_weights(params, config, group)
     for index in config.later:
-        if specs := config.layers[index].mixers:
+        if specs := config.layers[index].mixers:  # they stand in one block, under one norm
             mixers = [
                 _reader(own, spec) for own, spec in zip(layers[index]["mixers"], specs, strict=True)
             ]

@@ -1,8 +1,10 @@
 """The layer stack over whole sequences: no cache, no pages; training and tests use it as the definition.
 
 Parameters of a model: {"embed": [V, D], "layers": [layer, ...], "norm": [D], "head": [D, V] unless tied}.
-A layer: {"norm": [D], "mixers": [mixer, ...]} if it has mixers, {"mlp_norm": [D], "mlp": {...}} if it has
-an mlp; a layer that shares weights is an empty dict.
+A layer has the weights of its blocks side by side, by the names in `Layer.names`: "norm" [D] and "mixers" [mixer, ...]
+of a block with mixers, "mlp_norm" [D] and "mlp" of a feed-forward block alone. A further block of the same form has a
+number at the end of its names. Of a block that shares weights there is only what changes them: "a" [I, R] and "b" [R,
+O] for each matrix that changes.
 
 After a cut, layers have no weights for what they write: keys, values, states. All of that comes from one projection of
 the output of the layer at the cut: "cut" has its "norm" [D], "write" [D, columns] and, if there are biases,
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode, field
 
 from hybrid_jax.config import (
     MAX_GRAIN,
@@ -28,6 +31,7 @@ from hybrid_jax.config import (
     XLA,
     Attention,
     Backend,
+    Block,
     GatedDelta,
     Mamba1,
     Mamba2,
@@ -35,6 +39,7 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     ShortConv,
+    is_mixer,
     keeps_pages,
     source_of,
 )
@@ -45,6 +50,7 @@ from hybrid_jax.layers.mlp import mlp, moe
 from hybrid_jax.products.matrix import as_matrix, product, product_transposed
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
+from pallas_kernels.rmsnorm.reference import widest
 from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
 
 # From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
@@ -52,19 +58,25 @@ from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
 Mix = Callable[[dict, MixerInput, Mixer, tuple[int, int]], jax.Array]
 
 
-class Stream(NamedTuple):
-    """The residual stream between two layers.
+class Stream(PyTreeNode):
+    """The residual stream between two blocks.
 
     Attributes:
-        h: [B, T, D]. update: what the last block adds to it, in parts or not; None before the first block.
+        h: [B, T, D]. update: what the last block adds to it, in parts or not; None if that is in it.
         u: [B, T, D] after a cut, its output, normed. written: [B, T, columns] what that is projected to for all later
             layers; None for many tokens, of which each mixer makes its own columns.
+        aside: [B, T, D] what a block has put aside last (`Block.adds`).
+        embedded: [B, T, D] the embeddings, where blocks read them too (`Block.reads`).
+        gain: what `update` is multiplied with.
     """
 
     h: jax.Array
-    update: jax.Array | None
+    update: jax.Array | None = None
     u: jax.Array | None = None
     written: jax.Array | None = None
+    aside: jax.Array | None = None
+    embedded: jax.Array | None = None
+    gain: float = field(pytree_node=False, default=1.0)
 
 
 class Written(NamedTuple):
@@ -95,32 +107,65 @@ def project_part(weights: dict, u: jax.Array, columns: slice) -> jax.Array:
     return product(u, write, None if bias is None else bias[columns])
 
 
-def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
-    """Weights of one layer, following `weights_of`."""
-    source = config.layers[index].weights_of
-    return params["layers"][index if source is None else source]
+class BlockParams(NamedTuple):
+    """The weights of a block.
+
+    Attributes:
+        norm, after: of the norms before and after its parts; None where it has none.
+        parts: of each of its parts.
+    """
+
+    norm: Any
+    after: Any
+    parts: list[dict]
 
 
-def enter_block(
-    h: jax.Array,
-    update: jax.Array | None,
-    weight: jax.Array,
-    valid: jax.Array | None,
-    dtype: jnp.dtype,
-    config: ModelConfig,
-    backend: Backend,
-) -> tuple[jax.Array, jax.Array]:
-    """The residual stream with the last block's update in it, if there was one, and the block's normed input."""
-    if update is None:
-        return h, rms_norm(h, weight, config.norm_eps).astype(dtype)
-    return residual_rmsnorm(
-        *(h, update, weight),
-        eps=config.norm_eps,
-        multiplier=config.residual_multiplier,
-        valid=valid,
-        dtype=dtype,
-        implementation=backend.kernels,
-    )
+def block_params(params: dict, config: ModelConfig, index: int) -> list[BlockParams]:
+    """The weights of the blocks of a layer, also of those that share the weights of other blocks."""
+    own, found = params["layers"][index], []
+    for names, block in zip(config.layers[index].names, config.layers[index].blocks, strict=True):
+        if (shared := block.weights) is None:
+            parts = own[names.parts]
+            parts = parts if isinstance(parts, list) else [parts]
+            found.append(BlockParams(own.get(names.norm), own.get(names.after), parts))
+            continue
+        source = block_params(params, config, shared.of[0])[shared.of[1]]
+        if shared.changed:
+            changes = own[names.parts]
+            changes = changes if isinstance(changes, list) else [changes]
+            pairs = zip(source.parts, changes, strict=True)
+            source = source._replace(parts=[_changed(part, change) for part, change in pairs])
+        found.append(source)
+    return found
+
+
+def _changed(weights: dict, changes: dict) -> dict:
+    """The weights of a part with what is added to some of its matrices."""
+    found = {name: as_matrix(weights[name]).changed(**change) for name, change in changes.items()}
+    return weights | found
+
+
+def mixer_params(params: dict, config: ModelConfig, index: int) -> list[dict]:
+    """The weights of the mixers of a layer, in the order of `Layer.mixers`."""
+    parts = [part for block in block_params(params, config, index) for part in block.parts]
+    pairs = zip(config.layers[index].parts, parts, strict=True)
+    return [own for part, own in pairs if is_mixer(part)]
+
+
+def normed(x: jax.Array, weight: Any, config: ModelConfig) -> jax.Array:
+    """The norm of `config.norm_kind` over the last axis of x [..., D], as `rms_norm` rounds it.
+
+    Args:
+        weight: [D]; with `config.norm_kind` "layer", "gain" and "bias" [D].
+    """
+    if config.norm_kind == "rms":
+        return rms_norm(x, weight, config.norm_eps)
+    wide = x.astype(jnp.float32)
+    wide -= jnp.mean(wide, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
+    gain, bias = weight["gain"], weight["bias"]
+    dtype = widest(x.dtype, gain.dtype)
+    return (wide * scale).astype(dtype) * gain.astype(dtype) + bias.astype(dtype)
 
 
 def activation_dtype(params: dict) -> jnp.dtype:
@@ -128,28 +173,8 @@ def activation_dtype(params: dict) -> jnp.dtype:
     return as_matrix(params["embed"]).dtype
 
 
-def mix_all(
-    params: list[dict],
-    normed: jax.Array,
-    index: int,
-    mixers: tuple[Mixer, ...],
-    mix: Mix,
-    written: Written | None = None,
-) -> jax.Array:
-    """The sum of the outputs of a layer's mixers; the output of a single mixer as it is, in parts or not."""
-    updates = []
-    for number, (part, mixer) in enumerate(zip(params, mixers, strict=True)):
-        given = normed if written is None else written.beside(normed, index, number)
-        with jax.named_scope(type(mixer).__name__.lower()):
-            updates.append(mix(part, given, mixer, (index, number)))
-    if len(updates) == 1:
-        return updates[0]
-    first, *others = (whole(update, normed.ndim, normed.dtype) for update in updates)
-    return sum(others, first)
-
-
-def _mlp(params: dict, normed: jax.Array, valid: jax.Array, spec: MLP) -> jax.Array:
-    return mlp(params, normed, spec.kind, out="parts")
+def _mlp(params: dict, given: jax.Array, valid: jax.Array, spec: MLP) -> jax.Array:
+    return mlp(params, given, spec.kind, out="parts")
 
 
 # By the class of the spec. Each mixer takes whole sequences from a zero state, which is the definition that engines are
@@ -181,7 +206,9 @@ def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig
         h = h.astype(jnp.float32)
     if config.embedding_multiplier != 1.0:
         h = h * config.embedding_multiplier
-    return Stream(jnp.where(valid[..., None], h, 0), None)
+    h = jnp.where(valid[..., None], h, 0)
+    joined = any(block.reads == "joined" for layer in config.layers for block in layer.blocks)
+    return Stream(h, embedded=h if joined else None)
 
 
 def through(
@@ -194,39 +221,132 @@ def through(
     backend: Backend = XLA,
 ) -> Stream:
     """The stream after some layers; arguments as for `walk`."""
-    (h, update, u, columns), dtype = stream, activation_dtype(params)
-
-    def from_cut() -> Written | None:
-        if u is None:
-            return None
-        return Written(params["cut"], written_columns(config), u, columns)
-
-    written = from_cut()
+    columns = written_columns(config)
     for index in layers:
         if index == config.cut:
-            h, update, u, columns = cross(params, Stream(h, update), valid, config, backend)
-            written = from_cut()
-        spec, weights, real = config.layers[index], layer_params(params, index, config), valid
-        if spec.mixers:
-            h, normed = enter_block(h, update, weights["norm"], real, dtype, config, backend)
-            update = mix_all(weights["mixers"], normed, index, spec.mixers, mix, written)
-            real = None  # once a layer is enough
-        if spec.mlp is not None:
-            with jax.named_scope("mlp"):
-                given = (h, update, weights["mlp_norm"], real, dtype)
-                h, normed = enter_block(*given, config, backend)
-                run = FEED_FORWARD[type(spec.mlp)]
-                update = run(weights["mlp"], normed, valid, spec.mlp)
-    return Stream(h, update, u, columns)
+            stream = cross(params, stream, valid, config, backend)
+        layer, mixed, real = config.layers[index], 0, valid
+        for block, own in zip(layer.blocks, block_params(params, config, index), strict=True):
+            # Once a layer is enough to take out what is not real.
+            stream, given = _enter_block(stream, block, own, real, params, config, backend)
+            real = None
+            results = []
+            for part, weights in zip(block.parts, own.parts, strict=True):
+                if not is_mixer(part):
+                    with jax.named_scope("mlp"):
+                        results.append(FEED_FORWARD[type(part)](weights, given, valid, part))
+                    continue
+                where, taken = (index, mixed), given
+                if stream.u is not None:
+                    after = Written(params["cut"], columns, stream.u, stream.written)
+                    taken = after.beside(given, *where)
+                with jax.named_scope(type(part).__name__.lower()):
+                    results.append(mix(weights, taken, part, where))
+                mixed += 1
+            stream = _leave_block(stream, block, own, given, _sum(results, given), config)
+    return stream
+
+
+def _enter_block(
+    stream: Stream,
+    block: Block,
+    own: BlockParams,
+    valid: jax.Array | None,
+    params: dict,
+    config: ModelConfig,
+    backend: Backend,
+) -> tuple[Stream, jax.Array]:
+    """The stream with the last block's update in it, where that is needed, and what the block's parts take."""
+    dtype = activation_dtype(params)
+    if block.reads == "aside":
+        assert stream.aside is not None, "a block before has put its result aside"
+        x = stream.aside
+    elif block.reads == "stream" and block.norm != "after" and config.norm_kind == "rms":
+        return _with_norm(stream, own.norm, valid, dtype, config, backend)
+    else:
+        stream = _settled(stream, valid, dtype)
+        x = stream.h
+        if block.reads == "both":
+            assert stream.aside is not None, "a block before has put its result aside"
+            x = x + stream.aside.astype(x.dtype)
+        if block.reads == "joined":
+            assert stream.embedded is not None, "the walk begins with embeddings"
+            x = jnp.concatenate([x, stream.embedded], axis=-1)
+    return stream, (x if own.norm is None else normed(x, own.norm, config)).astype(dtype)
+
+
+def _sum(results: list[jax.Array], given: jax.Array) -> jax.Array:
+    """What the parts of a block make together; of a single part as it is, in parts or not.
+
+    The one place where a result that is spread over devices has to be summed.
+    """
+    if len(results) == 1:
+        return results[0]
+    first, *others = (whole(result, given.ndim, given.dtype) for result in results)
+    return sum(others, first)
+
+
+def _leave_block(
+    stream: Stream,
+    block: Block,
+    own: BlockParams,
+    given: jax.Array,
+    result: jax.Array,
+    config: ModelConfig,
+) -> Stream:
+    """The stream with a block's result."""
+    if own.after is not None:
+        result = whole(result, given.ndim, given.dtype)
+        result = normed(result, own.after, config).astype(given.dtype)
+    if block.adds is None:
+        return stream.replace(aside=whole(result, given.ndim, given.dtype))
+    stream = _settled(stream, None, given.dtype)
+    if block.adds.is_sum:
+        return stream.replace(update=result, gain=block.adds.gain)
+    kept = (stream.h if block.adds.of == "stream" else given) * block.adds.keep
+    kept = kept.astype(stream.h.dtype)
+    return stream.replace(h=residual_sum(kept, result, given.dtype, block.adds.gain))
+
+
+def _with_norm(
+    stream: Stream,
+    weight: jax.Array,
+    valid: jax.Array | None,
+    dtype: jnp.dtype,
+    config: ModelConfig,
+    backend: Backend,
+) -> tuple[Stream, jax.Array]:
+    """The stream with the last update in it, if there is one, and its norm: one kernel where there are kernels."""
+    if stream.update is None:
+        return stream, rms_norm(stream.h, weight, config.norm_eps).astype(dtype)
+    h, given = residual_rmsnorm(
+        *(stream.h, stream.update, weight),
+        eps=config.norm_eps,
+        multiplier=stream.gain,
+        valid=valid,
+        dtype=dtype,
+        implementation=backend.kernels,
+    )
+    return stream.replace(h=h, update=None), given
+
+
+def _settled(stream: Stream, valid: jax.Array | None, dtype: jnp.dtype) -> Stream:
+    """The stream with the last update in it, and zeros where tokens are not `valid`."""
+    if stream.update is None:
+        return stream
+    h = residual_sum(stream.h, stream.update, dtype, stream.gain)
+    h = h if valid is None else jnp.where(valid[..., None], h, 0)
+    return stream.replace(h=h, update=None)
 
 
 def at_cut(
     params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, backend: Backend = XLA
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream at the cut, and u, its normed form that later layers write from, both [B, T, D]."""
-    given = (stream.h, stream.update, params["cut"]["norm"], valid, activation_dtype(params))
+    norm, dtype = params["cut"]["norm"], activation_dtype(params)
     with jax.named_scope("cut"):
-        return enter_block(*given, config, backend)
+        stream, u = _with_norm(stream, norm, valid, dtype, config, backend)
+    return stream.h, u
 
 
 def cross(
@@ -241,7 +361,7 @@ def cross(
     if u.shape[1] <= MAX_GRAIN:
         with jax.named_scope("cut"):
             written = project_part(params["cut"], u, slice(None))
-    return Stream(h, None, u, written)
+    return Stream(h, u=u, written=written)
 
 
 def write_after_cut(
@@ -267,7 +387,7 @@ def write_after_cut(
             continue
         # A product for each mixer: the columns of all of them together would take much memory in a long chunk.
         written = _written(weights, normed, columns, ends, mixer)
-        own = layer_params(params, index, config)["mixers"][number]
+        own = mixer_params(params, config, index)[number]
         with jax.named_scope(type(mixer).__name__.lower()):
             mix(own, CutInput(None, written), mixer, (index, number))
 
@@ -307,13 +427,7 @@ def _written(
 
 def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -> jax.Array:
     """The last hidden state [B, T, D] before the last norm, from the stream after the last layer."""
-    h = residual_sum(stream.h, stream.update, activation_dtype(params), config.residual_multiplier)
-    return jnp.where(valid[..., None], h, 0)
-
-
-def settled(stream: Stream) -> Stream:
-    """A stream whose last update may be missing, as `leave` takes it."""
-    return stream if stream.update is not None else stream._replace(update=jnp.zeros_like(stream.h))
+    return jnp.where(valid[..., None], _settled(stream, None, activation_dtype(params)).h, 0)
 
 
 def walk(
@@ -343,7 +457,7 @@ def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
 
 def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """Hidden states h [..., D] before the last norm to [..., D] after it."""
-    return rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
+    return normed(h, params["norm"], config).astype(activation_dtype(params))
 
 
 def exit_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybrid_jax.config import LayerSpec, ModelConfig
+from hybrid_jax.config import Layer, ModelConfig
+from hybrid_jax.config.block import is_alone
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.table import KINDS, model_weights
 from hybrid_jax.kinds.tensors import stored, under
@@ -69,7 +70,7 @@ class Family:
     of_config: Callable[[HFConfig], Family] | None = None
     cut: Callable[[ModelConfig], Names] | None = None
     replaced: str = "^()$"
-    mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
+    mtp: Callable[[ModelConfig], tuple[Layer, ...]] | None = None
     mtp_names: Names = field(default_factory=dict)
 
     @property
@@ -98,21 +99,21 @@ class Family:
             names["cut"] = self.cut(config)
         return stored(model_weights(config), names, there)
 
-    def _head(self, specs: Sequence[LayerSpec]) -> Names:
+    def _head(self, specs: Sequence[Layer]) -> Names:
         names = self.mtp_names(len(specs)) if callable(self.mtp_names) else self.mtp_names
         return names | {"layers": self._layers(MTP_LAYERS, specs)}
 
-    def _layers(self, prefix: str, specs: Sequence[LayerSpec]) -> list[Names]:
+    def _layers(self, prefix: str, specs: Sequence[Layer]) -> list[Names]:
         return [under(f"{prefix}.{index}", self._layer(spec)) for index, spec in enumerate(specs)]
 
-    def _layer(self, spec: LayerSpec) -> Names:
+    def _layer(self, layer: Layer) -> Names:
         names: Names = {"norm": self.mixer_norm, "mlp_norm": self.mlp_norm}
-        names["mixers"] = [self._block(mixer) for mixer in spec.mixers]
-        if spec.mlp is not None:
-            names["mlp"] = self._block(spec.mlp)
+        for own, block in zip(layer.names, layer.blocks, strict=True):
+            parts = [self._part(part) for part in block.parts]
+            names[own.parts] = parts[0] if is_alone(block) else parts
         return names
 
-    def _block(self, spec: Any) -> Names:
+    def _part(self, spec: Any) -> Names:
         names = self.tensors[type(spec)]
         return names(spec) if callable(names) else names
 
@@ -140,14 +141,14 @@ class Family:
 NO_HEAD = "choose another speculation than 'mtp', or read the model with mtp=False"
 
 
-def last_layer_with(config: ModelConfig, block: type) -> LayerSpec:
+def last_layer_with(config: ModelConfig, block: type) -> Layer:
     """The model's last layer that has a mixer or a feed-forward block of this class, as a head repeats it.
 
     Raises:
         ValueError: no layer has one.
     """
     for layer in reversed(config.layers):
-        if block in map(type, (*layer.mixers, layer.mlp)):
+        if block in map(type, layer.parts):
             return layer
     name = KINDS[block].name
     raise ValueError(

@@ -24,7 +24,7 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
         dtype: dtype of the weights, but for those that stay float32 (`Weight.float32`).
     """
     rng = np.random.default_rng(seed)
-    depth = sum(bool(s.mixers) + (s.mlp is not None) for s in config.layers)
+    depth = sum(len(layer.blocks) for layer in config.layers)
 
     def normal(*shape: int, scale: float = 1.0) -> jax.Array:
         std = scale / math.sqrt(shape[-2])

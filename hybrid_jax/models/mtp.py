@@ -14,7 +14,6 @@ from hybrid_jax.config import XLA, Backend, ModelConfig
 from hybrid_jax.models import decoder
 from hybrid_jax.models.decoder import Mix, Stream
 from hybrid_jax.products.matrix import product
-from pallas_kernels.rmsnorm.xla import rms_norm
 
 
 def head(
@@ -36,10 +35,13 @@ def head(
     Returns:
         [B, T, D] after the head's norm: what the next entry takes, and what `decoder.head_logits` takes.
     """
-    own, dtype, eps = params["mtp"], decoder.activation_dtype(params), config.norm_eps
+    own, dtype = params["mtp"], decoder.activation_dtype(params)
     embedded = decoder.enter(params, tokens, valid, config).h
     joined = jnp.concatenate(
-        [rms_norm(embedded, own["embed_norm"], eps), rms_norm(hidden, own["hidden_norm"], eps)],
+        [
+            decoder.normed(embedded, own["embed_norm"], config),
+            decoder.normed(hidden, own["hidden_norm"], config),
+        ],
         axis=-1,
     )
     stream = Stream(product(joined.astype(dtype), own["in_proj"]), None)
@@ -49,7 +51,7 @@ def head(
         weights, stream, valid, range(len(layers.layers)), layers, mix, backend
     )
     h = decoder.leave(weights, stream, valid, layers)
-    return rms_norm(h, own["norm"], eps).astype(dtype)
+    return decoder.normed(h, own["norm"], config).astype(dtype)
 
 
 def forward(

@@ -8,7 +8,16 @@ import reprlib
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hybrid_jax.config import LayerSpec, ModelConfig, Rope, RopeScaling
+from hybrid_jax.config import (
+    Block,
+    Layer,
+    ModelConfig,
+    Residual,
+    Rope,
+    RopeScaling,
+    Shared,
+    residual_layer,
+)
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models.hf_config import plain
 
@@ -16,6 +25,8 @@ from hybrid_jax.models.hf_config import plain
 # of those that follow from others.
 ANY = object()
 FORMER_FIELDS = {"own_readout": False, "kv_group": ANY, "state_group": ANY}
+# What stored models may have in place of blocks: layers of two, with one gain for all.
+FORMER_LAYER, FORMER_GAIN = "LayerSpec", "residual_multiplier"
 
 
 def without_former_fields(fields: dict) -> dict:
@@ -62,9 +73,13 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    types = {cls.__name__: cls for cls in (*KINDS, LayerSpec, ModelConfig, Rope, RopeScaling)}
+    joints = (Block, Layer, ModelConfig, Residual, Rope, RopeScaling, Shared)
+    types = {cls.__name__: cls for cls in (*KINDS, *joints)}
     fields = without_former_fields(value)
     name = fields.pop("type", None)
+    if name == FORMER_LAYER:
+        return _former_layer(fields)
+    gain = fields.pop(FORMER_GAIN, 1.0) if name == ModelConfig.__name__ else 1.0
     if not isinstance(name, str) or name not in types:
         raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(types))}")
     known = {f.name for f in dataclasses.fields(types[name])}
@@ -76,7 +91,27 @@ def _decode(value: Any) -> Any:
     for key, item in found.items():
         if not _fits(item, hints[key]):
             raise ValueError(f"model config: {key} of {name} must not be {reprlib.repr(item)}")
+    if gain != 1.0:
+        found |= {
+            key: tuple(layer.with_gain(gain) for layer in found.get(key, ()))
+            for key in ("layers", "mtp")
+        }
     return types[name](**found)
+
+
+def _former_layer(fields: dict) -> Layer:
+    """A layer as it was stored before layers had blocks."""
+    if fields.pop("weights_of", None) is not None:
+        raise ValueError(
+            "model config: weights_of is no longer read; blocks share weights by `Shared`"
+        )
+    found = {name: _decode(value) for name, value in fields.items()}
+    for name, value in found.items():
+        parts = value if name == "mixers" else (value,)
+        known = name in ("mixers", "mlp") and isinstance(parts, tuple)
+        if not known or any(type(part) not in (*KINDS, type(None)) for part in parts):
+            raise ValueError(f"model config: {name} of {FORMER_LAYER} must not be {value!r}")
+    return residual_layer(**found)
 
 
 def _fits(value: Any, hint: Any) -> bool:

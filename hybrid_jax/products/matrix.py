@@ -26,11 +26,13 @@ class Matrix:
         arrays: what stands for its numbers: one array, or several by name, as its format says.
         format: the name of that format (`products.formats`).
         backend: what multiplies with it.
+        change: two matrices [I, R] and [R, O] whose product is added to it; None for none.
     """
 
     arrays: Any
     format: str = "dense"
     backend: Backend = XLA
+    change: tuple[Matrix, Matrix] | None = None
 
     @property
     def operations(self) -> Operations:
@@ -54,7 +56,13 @@ class Matrix:
 
     def columns(self, which: slice) -> Matrix:
         """Some of its columns."""
-        return replace(self, arrays=self.operations.columns(self.arrays, which))
+        change = self.change and (self.change[0], self.change[1].columns(which))
+        arrays = self.operations.columns(self.arrays, which)
+        return replace(self, arrays=arrays, change=change)
+
+    def changed(self, a: Matrix | jax.Array, b: Matrix | jax.Array) -> Matrix:
+        """This matrix [I, O] plus the product of a [I, R] and b [R, O], which is never made."""
+        return replace(self, change=(as_matrix(a), as_matrix(b)))
 
     def rows(self, which: jax.Array) -> jax.Array:
         """Some of its rows as numbers [..., O], for indices int[...]."""
@@ -82,6 +90,9 @@ def product(
         [..., O] in the dtype of x; with "parts" also float32[S, ..., O] that sum to it.
     """
     matrix = as_matrix(weight)
+    if matrix.change is not None:
+        a, b = matrix.change
+        return product(x, replace(matrix, change=None), bias) + product(product(x, a), b)
     own = _own_products(matrix.backend).get(matrix.format, {})
     made = own.get(out) or own.get("whole")
     if made is None:

@@ -94,7 +94,7 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
 
 def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     """A model by its config, with K, V and columns of 2 bytes an element."""
-    blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.blocks).items())
+    blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.parts).items())
     kept = [(count, block) for count, block in blocks if source_of(block) != "group"]
     costs = _costs(kept, config.width)
     if config.cut is None:

@@ -51,11 +51,11 @@ def choose_settings(
         ValueError: a given value is wrong, alone or together with the model.
 
     Example:
-        >>> from hybrid_jax.config import Attention, LayerSpec
+        >>> from hybrid_jax.config import Attention, Layer, residual_layer
         >>> from hybrid_jax.sizing.devices import card
         >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
         >>> model = ModelConfig(
-        ...     family="llama", vocab_size=256, width=256, layers=(LayerSpec(mixers=(attention,)),)
+        ...     family="llama", vocab_size=256, width=256, layers=(residual_layer(mixers=(attention,)),)
         ... )
         >>> engine = choose_settings(model, card("h200"), {"max_rows": 32}, dtype="bfloat16")
         >>> engine.max_rows, engine.prefill_tokens

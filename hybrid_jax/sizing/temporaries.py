@@ -15,7 +15,7 @@ from hybrid_jax.config import (
     PALLAS,
     Backend,
     EngineConfig,
-    LayerSpec,
+    Layer,
     ModelConfig,
     RecurrentMixer,
 )
@@ -79,7 +79,7 @@ def kernel_step_bytes(
                     width=width, item=item, rows=rows, tokens=tokens, keys=keys, num_sms=num_sms
                 ),
             )
-            for block, width in model.blocks
+            for block, width in model.parts
         )
 
     if model.cut is not None:
@@ -105,15 +105,15 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
     columns = max(
-        3 * width + kind_of(block).xla_elements(block, width) for block, width in model.blocks
+        3 * width + kind_of(block).xla_elements(block, width) for block, width in model.parts
     )
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = tile * max(kind_of(block).token_elements(block) for block, _ in model.blocks)
+    copied = tile * max(kind_of(block).token_elements(block) for block, _ in model.parts)
 
     def of_row(tokens: int) -> int:
-        return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.blocks)
+        return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.parts)
 
     decode = window * (columns + _written(model)) + 2 * copied + of_row(window)
     decode *= engine.max_rows
@@ -142,11 +142,9 @@ def _written(model: ModelConfig) -> int:
 def _with_one_expert(model: ModelConfig) -> ModelConfig:
     """The model with a single expert in each mixture."""
 
-    def alone(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    def alone(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         return tuple(
-            replace(layer, mlp=kind_of(layer.mlp).with_one_expert(layer.mlp))
-            if layer.mlp
-            else layer
+            layer.with_parts(kind_of(part).with_one_expert(part) for part in layer.parts)
             for layer in layers
         )
 

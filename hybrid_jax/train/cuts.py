@@ -38,7 +38,7 @@ def similarities(
     )
     stream, inputs = decoder.enter(params, tokens, valid, config), []
     for index in range(len(config.layers)):
-        h = decoder.leave(params, decoder.settled(stream), valid, config).astype(jnp.float32)
+        h = decoder.leave(params, stream, valid, config).astype(jnp.float32)
         inputs.append(h / jnp.linalg.norm(h, axis=-1, keepdims=True))
         stream = decoder.through(params, stream, valid, range(index, index + 1), config, mix)
     h = jnp.where(counts[..., None], jnp.stack(inputs), 0)

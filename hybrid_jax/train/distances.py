@@ -75,7 +75,7 @@ def distances(
         after = decoder.through(weights, before, valid, range(last, last + 1), of, mix)
         h = decoder.leave(weights, after, valid, of)
         said = jax.nn.log_softmax(decoder.logits(weights, h, of), axis=-1)
-        return said, decoder.leave(weights, decoder.settled(before), valid, of)
+        return said, decoder.leave(weights, before, valid, of)
 
     wanted, hidden = jax.lax.stop_gradient(rest(teacher, base))
     student = with_tensors(params, tensors)
@@ -97,7 +97,7 @@ def distances(
     none = jnp.float32(0)
     early = {"exit_kl": none, "exit_soft_kl": none, "exit_agreement": none}
     if config.exit_head:
-        h = decoder.leave(student, decoder.settled(stream), valid, config)
+        h = decoder.leave(student, stream, valid, config)
         left = jax.nn.log_softmax(decoder.exit_logits(student, h, config), axis=-1)
         early = {"exit_kl": kl(left, 1.0), "exit_soft_kl": kl(left, TEMPERATURE)}
         early["exit_agreement"] = agreement(left)

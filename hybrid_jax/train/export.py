@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from hybrid_jax.config import LayerSpec, ModelConfig
+from hybrid_jax.config import MLP, Layer, ModelConfig, MoE
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
@@ -30,7 +30,7 @@ WEIGHTS_FILE = "model.safetensors"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")  # whose versions the record names
 
 
-def write_model(folder: Path, params: dict, fields: dict, mtp: tuple[LayerSpec, ...] = ()) -> None:
+def write_model(folder: Path, params: dict, fields: dict, mtp: tuple[Layer, ...] = ()) -> None:
     """Writes config.json, model.safetensors, tokenizer.json and their small neighbours into `folder`.
 
     Matrices, embeddings and norms are stored in bfloat16; A_log, D and dt_bias in float32. Each file
@@ -172,7 +172,7 @@ def training_record(
 
 
 def _summary(config: ModelConfig) -> dict:
-    mlp = config.layers[0].mlp
+    mlp = next((part for part in config.layers[0].parts if isinstance(part, MLP | MoE)), None)
     mixers: dict[str, Any] = {}
     for mixer in (mixer for layer in config.layers for mixer in layer.mixers):
         mixers.setdefault(kind_of(mixer).name, to_json(mixer))

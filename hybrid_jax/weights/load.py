@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig, SpeculationConfig
+from hybrid_jax.config import DTYPES, Layer, ModelConfig, SpeculationConfig
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.checkpoint import Checkpoint, base_of, open_checkpoint, stored_cut
 from hybrid_jax.models.family import NO_HEAD
@@ -145,7 +145,7 @@ def open_model(path: str | Path | None, *, mtp: bool = False, exit_head: bool = 
     return OpenModel(checkpoint=checkpoint, plain=config, config=config)
 
 
-def _mtp_layers(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
+def _mtp_layers(checkpoint: Checkpoint) -> tuple[Layer, ...]:
     config = checkpoint.config
     make = None if checkpoint.is_stored else checkpoint.family.mtp
     if make is None:

@@ -14,11 +14,11 @@ from hybrid_jax.config import (
     PALLAS,
     Attention,
     EngineConfig,
-    LayerSpec,
     Mamba2,
     ModelConfig,
     MoE,
     SpeculationConfig,
+    residual_layer,
 )
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
@@ -51,7 +51,7 @@ def side_by_side(*, attention_first: bool) -> ModelConfig:
     kinds = (Attention, Mamba2) if attention_first else (Mamba2, Attention)
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     both = tuple(next(mixer for mixer in mixers if isinstance(mixer, kind)) for kind in kinds)
-    return replace(config, layers=(LayerSpec(mixers=both),) * 2)
+    return replace(config, layers=(residual_layer(mixers=both),) * 2)
 
 
 def mixture(layers: str = "MM*") -> ModelConfig:
@@ -66,7 +66,7 @@ def mixture(layers: str = "MM*") -> ModelConfig:
         width=1536,
         vocab_size=100_352,
         max_position=131_072,
-        layers=tuple(LayerSpec(mixers=(mixers[letter],), mlp=experts) for letter in layers),
+        layers=tuple(residual_layer(mixers=(mixers[letter],), mlp=experts) for letter in layers),
         tie_embeddings=True,
     )
 

@@ -13,11 +13,11 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     EngineConfig,
-    LayerSpec,
     Mamba2,
     ModelConfig,
     Rope,
     ShortConv,
+    residual_layer,
 )
 from hybrid_jax.models.known import load_known
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
@@ -40,7 +40,7 @@ def lfm2() -> ModelConfig:
         num_heads=32, num_kv_heads=8, head_dim=64, rope=Rope(dim=64), qk_norm=True
     )
     mixers = (*[ShortConv(size=2048, conv_width=3)] * 3, attention)
-    layers = tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=8192)) for mixer in mixers)
+    layers = tuple(residual_layer(mixers=(mixer,), mlp=MLP(width=8192)) for mixer in mixers)
     return ModelConfig(family="lfm2", layers=layers, width=2048, vocab_size=65_536)
 
 
@@ -50,7 +50,7 @@ def jamba() -> ModelConfig:
     mixers = [layer.mixers for layer in config.layers]
     attention = next(own for own in mixers if isinstance(own[0], Attention))
     mlp = MLP(width=14_336)
-    layers = [LayerSpec(mixers=own, mlp=mlp) for own in (*[mixers[0]] * 3, attention)]
+    layers = [residual_layer(mixers=own, mlp=mlp) for own in (*[mixers[0]] * 3, attention)]
     return replace(config, layers=tuple(layers))
 
 
@@ -65,7 +65,7 @@ def falcon_h1() -> ModelConfig:
         gated_norm="none",
     )
     attention = Attention(num_heads=12, num_kv_heads=2, head_dim=128, rope=Rope(dim=128))
-    layer = LayerSpec(mixers=(mamba2, attention), mlp=MLP(width=12_288))
+    layer = residual_layer(mixers=(mamba2, attention), mlp=MLP(width=12_288))
     return ModelConfig(family="falcon_h1", layers=(layer,) * 3, width=3072, vocab_size=65_536)
 
 

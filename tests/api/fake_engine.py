@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hybrid_jax.cache.tree.node import Node
-from hybrid_jax.config import XLA, Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import XLA, Attention, ModelConfig, residual_layer
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.this_device import peak_memory_bytes
@@ -25,7 +25,7 @@ CONFIG = ModelConfig(
     family="llama",
     vocab_size=256,
     width=8,
-    layers=(LayerSpec(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),)),),
+    layers=(residual_layer(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),)),),
     max_position=200,
     eos_token_ids=(EOS,),
 )

@@ -334,11 +334,11 @@ def test_the_default_memory_fits_any_machine(small_machine, make_recurrent):
 @pytest.fixture
 def make_recurrent(make_llm):
     """An LLM over the fake engine, of a model whose rows have rings."""
-    from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+    from hybrid_jax.config import Mamba2, ModelConfig, residual_layer
 
     mixer = Mamba2(num_heads=8, head_dim=64, state_size=64)
     config = ModelConfig(
-        family="mamba2", vocab_size=256, width=256, layers=(LayerSpec(mixers=(mixer,)),) * 4
+        family="mamba2", vocab_size=256, width=256, layers=(residual_layer(mixers=(mixer,)),) * 4
     )
     return lambda **given: llm_module.LLM.from_params(config, None, **given)
 

@@ -18,7 +18,7 @@ from hybrid_jax import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import Mamba2, ModelConfig, residual_layer
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.openai.errors import RequestError
 from hybrid_jax.sizing.budget import split_memory
@@ -51,7 +51,7 @@ CONFIG = ModelConfig(
     family="mamba2",
     vocab_size=256,
     width=8,
-    layers=(LayerSpec(mixers=(Mamba2(num_heads=2, head_dim=8, state_size=8, num_groups=1),)),),
+    layers=(residual_layer(mixers=(Mamba2(num_heads=2, head_dim=8, state_size=8, num_groups=1),)),),
 )
 ENGINE = EngineConfig(max_rows=3, memory=2**22, cache=CacheConfig(policy="off"))
 GEOMETRY = make_geometry(CONFIG, ENGINE)

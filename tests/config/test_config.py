@@ -8,16 +8,20 @@ import pytest
 from hybrid_jax.config import (
     MLP,
     Attention,
+    Block,
     CacheConfig,
     EngineConfig,
     GatedDelta,
-    LayerSpec,
+    Layer,
     Mamba1,
     Mamba2,
     ModelConfig,
     MoE,
+    Residual,
     Rope,
     RopeScaling,
+    Shared,
+    residual_layer,
 )
 
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -25,7 +29,12 @@ MAMBA = {"num_heads": 6, "head_dim": 8, "state_size": 16}
 MAMBA1 = {"inner_size": 8, "state_size": 4, "dt_rank": 2}
 DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 16}
 EXPERTS = {"num_experts": 8, "top_k": 2, "width": 16}
-MODEL = {"family": "tiny", "vocab_size": 32, "width": 16, "layers": (LayerSpec(mlp=MLP(width=8)),)}
+MODEL = {
+    "family": "tiny",
+    "vocab_size": 32,
+    "width": 16,
+    "layers": (residual_layer(mlp=MLP(width=8)),),
+}
 
 
 def layers(*specs) -> dict:
@@ -141,7 +150,16 @@ def layers(*specs) -> dict:
             "got 8, 2, 3",
         ),
         (MoE, EXPERTS | {"top_groups": 0}, "MoE: top_groups must be positive, got 0"),
-        (LayerSpec, {}, "LayerSpec: needs a mixer or an mlp"),
+        (residual_layer, {}, "residual_layer: needs a mixer or an mlp"),
+        (Layer, {"blocks": ()}, "Layer: needs a block"),
+        (Block, {"parts": ()}, "Block: needs a mixer or a feed-forward block"),
+        (Shared, {"of": (0, 0), "rank": 2}, "Shared: rank must be 0 if no matrix changes, got 2"),
+        (
+            Block,
+            {"parts": (MLP(width=8),), "norm": "after", "adds": Residual(of="normed")},
+            "Block: a residual of the normed input needs a norm before, of the stream, got norm='after', "
+            "reads='stream'",
+        ),
         (ModelConfig, MODEL | layers(), "ModelConfig: needs at least one layer"),
         (ModelConfig, MODEL | {"vocab_size": 0}, "ModelConfig: vocab_size must be positive, got 0"),
         (
@@ -156,24 +174,25 @@ def layers(*specs) -> dict:
         ),
         (
             ModelConfig,
-            MODEL | layers(LayerSpec(mlp=MLP(width=8), weights_of=0)),
-            "ModelConfig: layer 0 shares weights of layer 0, which does not come before it",
+            MODEL | layers(residual_layer(mlp=MLP(width=8)).again(0)),
+            "ModelConfig: block 0 of layer 0 shares weights of (0, 0), which is no (layer, block) before it",
         ),
         (
             ModelConfig,
             MODEL
             | layers(
-                LayerSpec(mlp=MLP(width=8)),
-                LayerSpec(mlp=MLP(width=8), weights_of=0),
-                LayerSpec(mlp=MLP(width=8), weights_of=1),
+                residual_layer(mlp=MLP(width=8)),
+                residual_layer(mlp=MLP(width=8)).again(0),
+                residual_layer(mlp=MLP(width=8)).again(1),
             ),
-            "ModelConfig: layer 2 shares weights of layer 1, which has none of its own",
+            "ModelConfig: block 0 of layer 2 shares weights of (1, 0), which has none of its own",
         ),
         (
             ModelConfig,
-            MODEL | layers(LayerSpec(mlp=MLP(width=8)), LayerSpec(mlp=MLP(width=16), weights_of=0)),
-            "ModelConfig: layer 1 shares weights of layer 0, so both must be alike, got "
-            f"{LayerSpec(mlp=MLP(width=16), weights_of=0)} and {LayerSpec(mlp=MLP(width=8))}",
+            MODEL
+            | layers(residual_layer(mlp=MLP(width=8)), residual_layer(mlp=MLP(width=16)).again(0)),
+            "ModelConfig: block 0 of layer 1 shares weights of (0, 0), so both must compute the same, got "
+            f"{residual_layer(mlp=MLP(width=16)).again(0).blocks[0]} and {residual_layer(mlp=MLP(width=8)).blocks[0]}",
         ),
         (EngineConfig, {"max_rows": "8"}, "EngineConfig: max_rows must be an integer, got '8'"),
         (EngineConfig, {"max_rows": True}, "EngineConfig: max_rows must be an integer, got True"),
@@ -291,7 +310,8 @@ def test_an_impossible_value_is_named(kind, fields, message):
 def test_mixers_may_differ_in_what_they_do_not_cache():
     local = Attention(**ATTENTION | {"sliding_window": 4, "qk_norm": True})
     model = ModelConfig(
-        **MODEL | layers(LayerSpec(mixers=(Attention(**ATTENTION),)), LayerSpec(mixers=(local,)))
+        **MODEL
+        | layers(residual_layer(mixers=(Attention(**ATTENTION),)), residual_layer(mixers=(local,)))
     )
     assert model.mixers(Attention)[1] is local
 
@@ -301,9 +321,9 @@ def test_mixers_are_counted_in_layer_order_and_not_by_layer():
     model = ModelConfig(
         **MODEL
         | layers(
-            LayerSpec(mlp=MLP(width=8)),
-            LayerSpec(mixers=(attention, mamba)),
-            LayerSpec(mixers=(mamba,), mlp=MLP(width=8)),
+            residual_layer(mlp=MLP(width=8)),
+            residual_layer(mixers=(attention, mamba)),
+            residual_layer(mixers=(mamba,), mlp=MLP(width=8)),
         )
     )
     assert model.mixers(Mamba2) == (mamba, mamba) and model.mixers(Attention) == (attention,)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import Attention, ModelConfig, residual_layer
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from tests.constraints.vocabularies import tokens_of
 
 
 def config_of(vocab_size, eos=()):
-    layer = LayerSpec(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),))
+    layer = residual_layer(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),))
     return ModelConfig(
         family="llama",
         vocab_size=vocab_size,

@@ -14,12 +14,12 @@ from hybrid_jax.config import (
     Attention,
     EngineConfig,
     GatedDelta,
-    LayerSpec,
     Mamba1,
     Mamba2,
     ModelConfig,
     ShortConv,
     SpeculationConfig,
+    residual_layer,
     with_cut,
 )
 from hybrid_jax.config.arrays import ArraySpec
@@ -68,7 +68,9 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         family="test",
         vocab_size=260,
         width=192,
-        layers=tuple(LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in before + after),
+        layers=tuple(
+            residual_layer(mixers=mixers[kind], mlp=MLP(width=512)) for kind in before + after
+        ),
         tie_embeddings=True,
         max_position=16384,  # 256 pages of 64 tokens
         dtype=dtype,

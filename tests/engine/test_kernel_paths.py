@@ -13,6 +13,7 @@ import pytest
 from hybrid_jax.config import (
     PALLAS,
     EngineConfig,
+    Layer,
     ModelConfig,
     SpeculationConfig,
     with_cut,
@@ -69,7 +70,9 @@ def sharing(name: str) -> ModelConfig:
     """
     plain = tiny_model("with_cut")[0].without_cut
     own, near = plain.layers[4], plain.layers[5]
-    beside = replace(own, mixers=(*own.mixers, *near.mixers))
+    (block, *rest) = own.blocks
+    beside = replace(block, parts=(*block.parts, *near.mixers))
+    beside = Layer(blocks=(beside, *rest))
     if name == "few_layers":
         return with_cut(replace(plain, layers=(own, beside, beside)), 1, kv_group=2, state_group=2)
     layers = (*plain.layers[:3], beside, own, own, own, near)
@@ -251,8 +254,9 @@ def test_too_many_experts_for_a_kernel_are_said_at_once():
     config, _ = tiny_model("granite")
     geometry = make_geometry(config, engine)
     assert why_unsupported(config, geometry, engine) is None
-    many = replace(config.layers[1].mlp, num_experts=1025)
-    config = replace(config, layers=(config.layers[0], replace(config.layers[1], mlp=many)))
+    attention, experts = config.layers[1].parts
+    many = config.layers[1].with_parts((attention, replace(experts, num_experts=1025)))
+    config = replace(config, layers=(config.layers[0], many))
     reason = "there must be at most 1024 experts for 'pallas', got 1025; use 'xla'"
     assert why_unsupported(config, geometry, engine) == reason
 

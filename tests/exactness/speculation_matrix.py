@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hybrid_jax.config import Attention, EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import Attention, EngineConfig, Layer, ModelConfig, SpeculationConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.cut import exit_params
@@ -143,8 +143,9 @@ def with_drafter(maker: Maker) -> tuple[ModelConfig, dict]:
         return config, params | {"exit": exit_params(params, config)}
     if maker.speculation.method == "mtp":
         last = [s for s in config.layers if any(isinstance(m, Attention) for m in s.mixers)][-1]
-        only = tuple(m for m in last.mixers if isinstance(m, Attention))
-        config = replace(config, mtp=(replace(last, mixers=only),))
+        first, *rest = last.blocks
+        only = replace(first, parts=tuple(m for m in last.mixers if isinstance(m, Attention)))
+        config = replace(config, mtp=(Layer(blocks=(only, *rest)),))
         return config, params | {"mtp": random_params(config, 0)["mtp"]}
     return config, params
 

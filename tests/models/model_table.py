@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE, is_feed_forward
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.mixers.table import LAYER_STEPS
 from hybrid_jax.inspection.report import ModelReport, inspect_model
@@ -240,8 +240,8 @@ def _feed_forward(configs: list[ModelConfig]) -> str:
         gate = " with a gate" if spec.shared_gate else ""
         return f"experts ({act}, {spec.routing}){shared}{gate}"
 
-    layers = [layer for config in configs for layer in config.layers]
-    return _all(words(layer.mlp) for layer in layers if layer.mlp is not None)
+    parts = [part for config in configs for part, _ in config.parts]
+    return _all(words(part) for part in parts if is_feed_forward(part))
 
 
 def _more(family: str, configs: list[ModelConfig]) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, Rope, with_cut
+from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, Rope, residual_layer, with_cut
 from hybrid_jax.config.cut import WITH_CUT
 from hybrid_jax.kinds.kind import Kind
 from hybrid_jax.kinds.table import KINDS
@@ -32,7 +32,7 @@ def tokens(count: int = TOKENS) -> jax.Array:
 
 
 def stack(*mixers) -> ModelConfig:
-    layers = tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=40)) for mixer in mixers)
+    layers = tuple(residual_layer(mixers=(mixer,), mlp=MLP(width=40)) for mixer in mixers)
     return ModelConfig(family="test", vocab_size=VOCAB, width=28, layers=layers)
 
 
@@ -164,7 +164,11 @@ def test_it_is_stored_and_read_as_any_model(tmp_path):
             {"cut": 1},
             r"layer 2 \(the first is 0\) is ShortConv, which has no form after a cut",
         ),
-        ("shared", {"cut": 2}, "layer 2 shares the weights of layer 0"),
+        (
+            "shared",
+            {"cut": 2},
+            r"layer 2 \(the first is 0\) shares weights, or is not of the usual form",
+        ),
         ("llama", {"cut": 1, "kv_group": 2}, "kv_group must divide .* after the cut, 1, got 2"),
         ("llama", {"cut": 1, "state_group": 2}, "state_group must divide .*, 0, got 2"),
         ("llama", {"cut": 1, "kv_group": 0}, "kv_group must divide .* after the cut, 1, got 0"),

@@ -62,12 +62,12 @@ def test_released_nemotron_h():
 def test_released_granite_keeps_its_multipliers():
     config = config_from_hf(released("granite_4_h_tiny"))
     assert config.embedding_multiplier == 12
-    assert config.residual_multiplier == 0.22
+    assert {block.adds.gain for layer in config.layers for block in layer.blocks} == {0.22}
     assert config.logits_multiplier == pytest.approx(1 / 6)
     assert config.attention.scale == 0.0078125
     assert config.attention.rope is None
     assert config.tie_embeddings
-    moe = config.layers[0].mlp
+    moe = config.layers[0].parts[-1]
     assert moe == MoE(num_experts=64, top_k=6, width=512, shared_width=1024)
 
 
@@ -133,7 +133,7 @@ def test_null_means_what_transformers_makes_of_it(name, field, meaning):
 def test_granite_without_a_number_of_experts_has_eight():
     values = golden("granite_moe_nope_tied")
     del values["num_local_experts"]
-    assert {layer.mlp.num_experts for layer in config_from_hf(values).layers} == {8}
+    assert {layer.parts[-1].num_experts for layer in config_from_hf(values).layers} == {8}
 
 
 def test_of_two_names_of_a_field_that_of_transformers_counts():

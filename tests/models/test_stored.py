@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import jax
 import pytest
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, Rope, RopeScaling
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    Layer,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+    is_feed_forward,
+    residual_layer,
+)
 from hybrid_jax.costs import weight_count
 from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.models.initialize import random_params
@@ -49,7 +59,10 @@ def test_configs_survive_json(golden):
 def test_config_of_no_family_survives_json():
     rope = Rope(dim=4, scaling=RopeScaling(kind="linear", factor=2.0))
     attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4, rope=rope, sliding_window=9)
-    layers = (LayerSpec(mixers=(attention,), mlp=MLP(width=8)), LayerSpec(mlp=MLP(width=4)))
+    layers = (
+        residual_layer(mixers=(attention,), mlp=MLP(width=8)),
+        residual_layer(mlp=MLP(width=4)),
+    )
     config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers, eos_token_ids=(3, 4))
     assert from_json(to_json(config)) == config
 
@@ -60,6 +73,21 @@ def test_a_former_field_is_read_where_it_changed_nothing():
     assert from_json(data | former) == config_of(GOLDENS[0])
     with pytest.raises(ValueError, match="own_readout is no longer supported, .* got True"):
         from_json(data | {"own_readout": True})
+
+
+def test_layers_as_they_were_stored_before_they_had_blocks_are_read():
+    config = config_of(GOLDENS[0])
+
+    def former(layer: Layer) -> dict:
+        mixers = [to_json(mixer) for mixer in layer.mixers]
+        mlp = next((to_json(part) for part in layer.parts if is_feed_forward(part)), None)
+        return {"type": "LayerSpec", "mixers": mixers, "mlp": mlp, "weights_of": None}
+
+    layers = [former(layer) for layer in config.layers]
+    data = to_json(config) | {"layers": layers}
+    assert from_json(data | {"residual_multiplier": 1.0}) == config
+    loud = tuple(layer.with_gain(0.5) for layer in config.layers)
+    assert from_json(data | {"residual_multiplier": 0.5}) == replace(config, layers=loud)
 
 
 def test_unknown_parts_of_a_stored_config_are_named():
@@ -79,7 +107,11 @@ def test_unknown_parts_of_a_stored_config_are_named():
         ({"width": True}, "width of ModelConfig must not be True"),
         ({"layers": [3]}, r"layers of ModelConfig must not be \(3,\)"),
         ({"layers": None}, "layers of ModelConfig must not be None"),
+        ({"layers": [{"type": "Layer", "blocks": 5}]}, "blocks of Layer must not be 5"),
         ({"layers": [{"type": "LayerSpec", "mixers": 5}]}, "mixers of LayerSpec must not be 5"),
+        ({"layers": [{"type": "LayerSpec", "mlp": [3]}]}, r"mlp of LayerSpec must not be \(3,\)"),
+        ({"layers": [{"type": "LayerSpec", "blocks": []}]}, "blocks of LayerSpec must not be"),
+        ({"layers": [{"type": "LayerSpec", "weights_of": 0}]}, "weights_of is no longer read"),
         ({"eos_token_ids": [None]}, r"eos_token_ids of ModelConfig must not be \(None,\)"),
         ({"draft": {"type": "MLP", "width": 3}}, "draft of ModelConfig must not be MLP"),
         ({"layers": [{"type": ["x"]}]}, r"type \['x'\] is unknown"),

@@ -53,7 +53,7 @@ def one_of_each_family() -> list[Path]:
     experts, plain = {}, {}
     for golden in GOLDENS:
         config = config_of(golden)
-        has_experts = any(isinstance(layer.mlp, MoE) for layer in config.layers)
+        has_experts = any(isinstance(part, MoE) for part, _ in config.parts)
         (experts if has_experts else plain).setdefault(config.family, golden)
     return list((plain | experts).values())
 

@@ -10,7 +10,16 @@ import jax
 import pytest
 
 from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.config import MLP, XLA, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import (
+    MLP,
+    XLA,
+    Attention,
+    EngineConfig,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    residual_layer,
+)
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.engine import this_device
 from hybrid_jax.engine.this_device import held_bytes
@@ -30,9 +39,9 @@ MIXTURE = MoE(num_experts=4, top_k=2, width=64, shared_width=32, routing="sigmoi
 
 def model(**settings) -> ModelConfig:
     layers = (
-        LayerSpec(mixers=(MAMBA,), mlp=MLP(width=512)),
-        LayerSpec(mixers=(ATTENTION, MAMBA), mlp=MIXTURE),
-        LayerSpec(mixers=(MAMBA,), mlp=MLP(width=512), weights_of=0),
+        residual_layer(mixers=(MAMBA,), mlp=MLP(width=512)),
+        residual_layer(mixers=(ATTENTION, MAMBA), mlp=MIXTURE),
+        residual_layer(mixers=(MAMBA,), mlp=MLP(width=512)).again(0),
     )
     settings = {"vocab_size": 512, "width": 256, "max_position": 1024} | settings
     return ModelConfig(family="test", layers=layers, **settings)

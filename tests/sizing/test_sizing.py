@@ -19,12 +19,12 @@ from hybrid_jax.config import (
     CacheConfig,
     EngineConfig,
     GatedDelta,
-    LayerSpec,
     Mamba1,
     Mamba2,
     ModelConfig,
     ShortConv,
     SpeculationConfig,
+    residual_layer,
 )
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import runner as runners
@@ -61,7 +61,7 @@ def model(pattern: str, **settings) -> ModelConfig:
         "M": Mamba2(num_heads=4, head_dim=8, state_size=8),
         "A": Attention(num_heads=4, num_kv_heads=2, head_dim=8),
     }
-    layers = tuple(LayerSpec(mixers=(mixers[kind],), mlp=MLP(width=24)) for kind in pattern)
+    layers = tuple(residual_layer(mixers=(mixers[kind],), mlp=MLP(width=24)) for kind in pattern)
     settings = {"vocab_size": 31, "width": 16, "max_position": 1024} | settings
     return ModelConfig(family="test", layers=layers, **settings)
 
@@ -198,19 +198,19 @@ def test_the_logits_of_every_step_fit_what_is_counted_for_them(
 
 
 WIDE = {
-    "attention": LayerSpec(
+    "attention": residual_layer(
         mixers=(Attention(num_heads=16, num_kv_heads=16, head_dim=64),), mlp=MLP(width=512)
     ),
-    "mamba": LayerSpec(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
-    "mamba1": LayerSpec(mixers=(Mamba1(inner_size=1024, state_size=16, dt_rank=32),)),
-    "short": LayerSpec(mixers=(ShortConv(size=512),)),
-    "gated": LayerSpec(
+    "mamba": residual_layer(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
+    "mamba1": residual_layer(mixers=(Mamba1(inner_size=1024, state_size=16, dt_rank=32),)),
+    "short": residual_layer(mixers=(ShortConv(size=512),)),
+    "gated": residual_layer(
         mixers=(Attention(num_heads=8, num_kv_heads=2, head_dim=64, gate=True, qk_norm=True),)
     ),
-    "delta": LayerSpec(
+    "delta": residual_layer(
         mixers=(GatedDelta(num_key_heads=8, num_value_heads=16, key_dim=64, value_dim=64),)
     ),
-    "latent": LayerSpec(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
+    "latent": residual_layer(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
 }
 
 

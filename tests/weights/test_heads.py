@@ -182,7 +182,7 @@ def test_an_entry_of_a_head_of_nemotron_h_follows_from_its_tensors(edit):
 )
 def test_the_layers_of_a_head_of_nemotron_h_are_those_that_the_file_names(fields, blocks):
     config, layers = nemotron_head(EXPERTS, **ONE_HEAD, **fields)
-    assert [type((*layer.mixers, layer.mlp)[0]) for layer in layers] == blocks
+    assert [type(layer.parts[0]) for layer in layers] == blocks
     assert all(layer in config.layers for layer in layers)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import Attention, ModelConfig, residual_layer
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.weights import BUNDLED, load_model, save_orbax
 from tests.parity.goldens import GOLDENS
@@ -26,7 +26,8 @@ def test_orbax_round_trip_keeps_every_bit(golden, tmp_path):
 
 def test_orbax_keeps_shared_layers_and_copies_the_tokenizer(tmp_path):
     attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4)
-    layers = (LayerSpec(mixers=(attention,)), LayerSpec(mixers=(attention,), weights_of=0))
+    layer = residual_layer(mixers=(attention,))
+    layers = (layer, layer.again(0))
     config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers)
     params = random_params(config, 1)
     source = tmp_path / "source"

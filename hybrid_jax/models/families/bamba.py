@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, Mixer, ModelConfig
+from hybrid_jax.config import MLP, Attention, Mamba2, Mixer, ModelConfig, residual_layer
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, MAMBA2, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -27,7 +27,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
     return ModelConfig(
         layers=tuple(
-            LayerSpec(mixers=(mixers[index in places],), mlp=mlp) for index in range(num_layers)
+            residual_layer(mixers=(mixers[index in places],), mlp=mlp)
+            for index in range(num_layers)
         ),
         **fields.common("rms_norm_eps", NORM_EPS),
     )

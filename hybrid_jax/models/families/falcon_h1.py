@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, residual_layer
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import MAMBA2, Piece, Rows, under
 from hybrid_jax.models.family import Family
@@ -22,7 +22,7 @@ IN_PROJ = ("z", "x", "B", "C", "dt")  # what `ssm_multipliers` multiply
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "falcon_h1" to `ModelConfig`."""
     fields.silu("hidden_act")
-    layer = LayerSpec(
+    layer = residual_layer(
         mixers=(_recurrent_mixer(fields), fields.attention(rope=True, kv_heads=KV_HEADS)),
         mlp=MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")),
     )

@@ -9,7 +9,7 @@ their norms, which are stored as they are.
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, Mixer, ModelConfig, MoE
+from hybrid_jax.config import MLP, Attention, Layer, Mamba2, Mixer, ModelConfig, MoE, residual_layer
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, under
 from hybrid_jax.models.families.bamba import recurrent_mixer
 from hybrid_jax.models.family import MTP_NAMES, Family, last_layer_with
@@ -35,10 +35,10 @@ def read_config(fields: HFConfig) -> ModelConfig:
     if "mamba" in kinds:
         mixers["mamba"] = recurrent_mixer(fields, NORM_EPS)
     mlp = _feed_forward(fields)
+    gain = fields.number("residual_multiplier", default=1.0)
     return ModelConfig(
-        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=mlp) for kind in kinds),
+        layers=tuple(residual_layer(mixers=(mixers[kind],), mlp=mlp, gain=gain) for kind in kinds),
         embedding_multiplier=fields.number("embedding_multiplier", default=1.0),
-        residual_multiplier=fields.number("residual_multiplier", default=1.0),
         logits_multiplier=1.0 / fields.number("logits_scaling", default=1.0, positive=True),
         **fields.common("rms_norm_eps", NORM_EPS),
     )
@@ -60,7 +60,7 @@ def _feed_forward(fields: HFConfig) -> MLP | MoE:
     )
 
 
-def mtp_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+def mtp_layers(config: ModelConfig) -> tuple[Layer, ...]:
     """One layer, like the model's last one with attention."""
     return (last_layer_with(config, Attention),)
 

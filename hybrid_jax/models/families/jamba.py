@@ -6,11 +6,11 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     FeedForward,
-    LayerSpec,
     Mamba1,
     Mixer,
     ModelConfig,
     MoE,
+    residual_layer,
 )
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_EXPERTS, GATED_MLP, MAMBA1, under
 from hybrid_jax.models.family import Family
@@ -45,7 +45,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
         )
     return ModelConfig(
         layers=tuple(
-            LayerSpec(mixers=(mixers[attention],), mlp=blocks[experts])
+            residual_layer(mixers=(mixers[attention],), mlp=blocks[experts])
             for attention, experts in zip(attends, sparse, strict=True)
         ),
         **fields.common("rms_norm_eps", NORM_EPS, LENGTH),

@@ -8,10 +8,10 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     FeedForward,
-    LayerSpec,
     Mixer,
     ModelConfig,
     ShortConv,
+    residual_layer,
 )
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, under
@@ -54,7 +54,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
     mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
     pairs = zip(kinds, feed_forward, strict=True)
     return ModelConfig(
-        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=block) for kind, block in pairs),
+        layers=tuple(residual_layer(mixers=(mixers[kind],), mlp=block) for kind, block in pairs),
         **fields.common(
             "norm_eps", NORM_EPS, tied=(("tie_embedding", "tie_word_embeddings"), True)
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import MLP, Attention, ModelConfig, residual_layer
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -14,7 +14,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "llama" to `ModelConfig`."""
     fields.silu("hidden_act")
     full_attention(fields)
-    layer = LayerSpec(
+    layer = residual_layer(
         mixers=(fields.attention(rope=True),),
         mlp=MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hybrid_jax.config import LayerSpec, Mamba1, ModelConfig
+from hybrid_jax.config import Mamba1, ModelConfig, residual_layer
 from hybrid_jax.kinds.tensors import MAMBA1, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
@@ -38,7 +38,7 @@ def stack(fields: HFConfig, norms: Literal["none", "weightless"], norm_eps: floa
     )
     num_layers = fields.integer("num_hidden_layers", "n_layer", maximum=MAX_LAYERS)
     return ModelConfig(
-        layers=(LayerSpec(mixers=(mixer,)),) * num_layers,
+        layers=(residual_layer(mixers=(mixer,)),) * num_layers,
         residual_in_fp32=fields.flag("residual_in_fp32", default=True),
         **fields.common(
             "layer_norm_epsilon", NORM_EPS, MAX_POSITION, tied=(("tie_word_embeddings",), True)

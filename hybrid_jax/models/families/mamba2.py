@@ -6,7 +6,7 @@ the gated norm always multiplies by the gate first.
 
 from __future__ import annotations
 
-from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import Mamba2, ModelConfig, residual_layer
 from hybrid_jax.kinds.tensors import MAMBA2, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, ROTATION, HFConfig
@@ -32,7 +32,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     expanded = fields.integer("expand", default=2) * fields.integer("hidden_size")
     fields.check_inner(mixer.inner_size, expanded, "num_heads * head_dim")
     return ModelConfig(
-        layers=(LayerSpec(mixers=(mixer,)),)
+        layers=(residual_layer(mixers=(mixer,)),)
         * fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         residual_in_fp32=fields.flag("residual_in_fp32", default=True),
         **fields.common("layer_norm_epsilon", 1e-5, MAX_POSITION),

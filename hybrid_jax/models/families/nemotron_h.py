@@ -16,11 +16,12 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     FeedForward,
-    LayerSpec,
+    Layer,
     Mamba2,
     Mixer,
     ModelConfig,
     MoE,
+    residual_layer,
 )
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, Either, under
@@ -51,9 +52,9 @@ def read_config(fields: HFConfig) -> ModelConfig:
     }
     blocks: dict[str, Callable[[HFConfig], FeedForward]] = {"mlp": _mlp, "moe": _moe}
     layers = {
-        kind: LayerSpec(mixers=(mixers[kind](fields),))
+        kind: residual_layer(mixers=(mixers[kind](fields),))
         if kind in mixers
-        else LayerSpec(mlp=blocks[kind](fields))
+        else residual_layer(mlp=blocks[kind](fields))
         for kind in set(kinds)
     }
     return ModelConfig(
@@ -83,7 +84,7 @@ def _kinds(fields: HFConfig, lists: tuple[str, ...], pattern: str) -> list[str]:
     return [LAYER_TYPES[name] for name in names]
 
 
-def mtp_layers(config: ModelConfig, kinds: Sequence[str] = MTP_KINDS) -> tuple[LayerSpec, ...]:
+def mtp_layers(config: ModelConfig, kinds: Sequence[str] = MTP_KINDS) -> tuple[Layer, ...]:
     """Layers of these kinds, each like the model's last one of its kind."""
     return tuple(last_layer_with(config, BLOCKS[kind]) for kind in kinds)
 
@@ -91,7 +92,7 @@ def mtp_layers(config: ModelConfig, kinds: Sequence[str] = MTP_KINDS) -> tuple[L
 def of_config(fields: HFConfig) -> Family:
     """The family with the head that one config.json names."""
 
-    def own_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    def own_layers(config: ModelConfig) -> tuple[Layer, ...]:
         name = "num_nextn_predict_layers"
         count = fields.integer(name, default=0, minimum=0)
         if count == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import MLP, Attention, ModelConfig, residual_layer
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -31,7 +31,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     made = {KINDS[0]: mixer, KINDS[1]: replace(mixer, sliding_window=size)}
     mlp = MLP(width=fields.integer("intermediate_size"))
     return ModelConfig(
-        layers=tuple(LayerSpec(mixers=(made[kind],), mlp=mlp) for kind in kinds),
+        layers=tuple(residual_layer(mixers=(made[kind],), mlp=mlp) for kind in kinds),
         **fields.common("rms_norm_eps", 1e-6, MAX_POSITION),
     )
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hybrid_jax.config import (
     MLP,
     Attention,
     FeedForward,
     GatedDelta,
-    LayerSpec,
+    Layer,
     Mixer,
     ModelConfig,
     MoE,
+    residual_layer,
 )
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_EXPERTS, GATED_MLP, Piece, Rows, under
@@ -67,7 +67,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward], kv_heads: i
     mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
     pairs = zip(kinds, feed_forward, strict=True)
     return ModelConfig(
-        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=block) for kind, block in pairs),
+        layers=tuple(residual_layer(mixers=(mixers[kind],), mlp=block) for kind, block in pairs),
         float32_norms=True,
         **fields.common("rms_norm_eps", NORM_EPS, LENGTH),
     )
@@ -121,10 +121,10 @@ def experts(fields: HFConfig, *, normalize: bool) -> MoE:
     )
 
 
-def mtp_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+def mtp_layers(config: ModelConfig) -> tuple[Layer, ...]:
     """One layer with attention, and the feed-forward block of the model's last layer."""
     last = config.layers[-1]
-    return (replace(last, mixers=(config.attention,) if config.attention else last.mixers),)
+    return (last.with_mixers((config.attention,)) if config.attention else last,)
 
 
 # --- names of tensors -----------------------------------------------------------------------------
