@@ -50,8 +50,7 @@ from hybrid_jax.layers.mlp import mlp, moe
 from hybrid_jax.products.matrix import as_matrix, product, product_transposed
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
-from pallas_kernels.rmsnorm.reference import widest
-from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
+from pallas_kernels.rmsnorm.xla import layer_norm, residual_sum, rms_norm
 
 # From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
 # the mixer's update [B, T, D], or parts of it.
@@ -160,12 +159,7 @@ def normed(x: jax.Array, weight: Any, config: ModelConfig) -> jax.Array:
     """
     if config.norm_kind == "rms":
         return rms_norm(x, weight, config.norm_eps)
-    wide = x.astype(jnp.float32)
-    wide -= jnp.mean(wide, axis=-1, keepdims=True)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
-    gain, bias = weight["gain"], weight["bias"]
-    dtype = widest(x.dtype, gain.dtype)
-    return (wide * scale).astype(dtype) * gain.astype(dtype) + bias.astype(dtype)
+    return layer_norm(x, weight["gain"], weight["bias"], config.norm_eps)
 
 
 def activation_dtype(params: dict) -> jnp.dtype:

@@ -36,6 +36,15 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (wide * scale).astype(dtype) * weight.astype(dtype)
 
 
+def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """gain * (x - mean) / deviation + bias over the last axis, rounded as `rms_norm`."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    dtype = widest(x.dtype, gain.dtype)
+    return (centred * scale).astype(dtype) * gain.astype(dtype) + bias.astype(dtype)
+
+
 def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: float) -> jax.Array:
     """h + multiplier * update in the dtype of h; the sum of an update in parts is rounded to `dtype`."""
     update = whole(update, h.ndim, dtype)
