@@ -3,7 +3,7 @@
 No family touches an array; the equations are in `models.decoder`, the same for all of them.
 
 May import: config, kinds, layers, pallas_kernels, products.
-Packages: jax, numpy.
+Packages: flax, jax, numpy.
 """
 
 from __future__ import annotations

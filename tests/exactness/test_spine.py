@@ -28,7 +28,7 @@ RECURRENT = [name for name in MODELS if name != "Attention"]
 def test_every_kind_of_the_package_has_a_model_here():
     layers = [layer for name in MODELS.values() for layer in tiny_model(name)[0].layers]
     own = {spec for spec in KINDS if spec.__module__.startswith("hybrid_jax.")}
-    missing = own - {type(x) for layer in layers for x in (*layer.mixers, layer.mlp)}
+    missing = own - {type(x) for layer in layers for x in layer.parts}
     assert not missing, f"name a tiny model with {missing} in MODELS"
 
 
