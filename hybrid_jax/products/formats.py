@@ -16,6 +16,10 @@ class Format:
         """The arrays that stand for a matrix [..., I, O] of a model in `dtype`: one, or several by name."""
         raise NotImplementedError
 
+    def made_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        """Bytes that a step holds of a matrix beside its arrays: all its numbers, where products are made of these."""
+        return ArraySpec(shape, dtype).num_bytes
+
 
 class Dense(Format):
     """One array with every number."""
@@ -24,6 +28,9 @@ class Dense(Format):
 
     def specs(self, shape: tuple[int, ...], dtype: str) -> Specs:
         return ArraySpec(shape, dtype)
+
+    def made_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        return 0
 
 
 FORMATS: dict[str, Format] = {"dense": Dense()}

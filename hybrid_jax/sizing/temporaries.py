@@ -24,8 +24,9 @@ from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import (
     make_geometry,
 )
-from hybrid_jax.kinds.kind import Kind, StepSize
-from hybrid_jax.kinds.table import kind_of, recurrent_kind, written_columns
+from hybrid_jax.kinds.kind import Kind, StepSize, all_weights
+from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
+from hybrid_jax.products.formats import FORMATS
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
@@ -44,14 +45,24 @@ def temporary_bytes(
         backend: what steps are made of.
         widens: as in `Device`.
     """
+    made = _made_bytes(model, engine)
     if backend.launches:
         window = engine.window_tokens
         count = partial(kernel_step_bytes, model, engine, num_sms=backend.num_sms)
         decode = count(rows=engine.max_rows, tokens=window)
         if engine.exact:
-            return decode
-        return max(decode, count(rows=1, tokens=engine.prefill_tokens))
-    return _xla_bytes(model, engine, widens=widens)
+            return made + decode
+        return made + max(decode, count(rows=1, tokens=engine.prefill_tokens))
+    return made + _xla_bytes(model, engine, widens=widens)
+
+
+def _made_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Numbers that a step makes of matrices that are kept in another form.
+
+    They depend on nothing that a step computes, so XLA makes those of all layers before the first one.
+    """
+    matrices = (weight for weight in all_weights(model_weights(model)) if weight.is_matrix)
+    return sum(FORMATS[own.format].made_bytes(own.shape, engine.dtype) for own in matrices)
 
 
 def kernel_step_bytes(

@@ -52,6 +52,7 @@ from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
 from tests.kinds import latent
 from tests.kinds.latent import Latent
+from tests.products.int8 import int8_known
 
 latent.register()
 
@@ -270,7 +271,15 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
         config = replace(config, mtp=(WIDE["attention"],))
     if method == "draft":
         config = replace(config, draft=replace(config, layers=(WIDE["attention"], WIDE["delta"])))
-    engine = EngineConfig(**{"prefill_tokens": 64} | settings)
+    held, counted = held_and_counted(
+        config, EngineConfig(**{"prefill_tokens": 64} | settings), monkeypatch
+    )
+    assert max(held.values()) <= counted, (held, counted)
+    assert max(held.values()) >= 0.25 * counted, (held, counted)
+
+
+def held_and_counted(config, engine, monkeypatch):
+    """Bytes that the largest step of each kind holds beside what it is given, and what is counted for them."""
     found = find_room(config, engine, Device())
     params = jax.eval_shape(lambda: random_params(config, 0))
     monkeypatch.setattr(
@@ -296,9 +305,25 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     for kind, shape in largest.items():
         if not isinstance(kind, Fork):
             runner._warm_step(kind, shape, Variant(20, True) if engine.exact else Variant())
-    counted = found.temporary_bytes + found.sizes.logits_bytes
-    assert max(held.values()) <= counted, (held, counted)
-    assert max(held.values()) >= 0.25 * counted, (held, counted)
+    return held, found.temporary_bytes + found.sizes.logits_bytes
+
+
+@pytest.mark.as_users
+@pytest.mark.usefixtures("no_compile_cache")
+def test_numbers_that_products_make_of_other_formats_are_counted(monkeypatch):
+    layers = (WIDE["attention"], WIDE["mamba"], WIDE["attention"])
+    with int8_known():
+        config = ModelConfig(
+            family="test",
+            layers=layers,
+            vocab_size=64,
+            width=512,
+            max_position=256,
+            matrices="int8",
+        )
+        engine = EngineConfig(prefill_tokens=64, max_rows=2)
+        held, counted = held_and_counted(config, engine, monkeypatch)
+    assert 0.25 * counted <= max(held.values()) <= counted, (held, counted)
 
 
 def test_the_tile_that_is_counted_is_the_one_that_is_computed():
