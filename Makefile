@@ -69,7 +69,7 @@ ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/t
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
 	@echo "make check   lint, types, layering and the tests without a model: under three minutes, before each commit"
-	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples: before a change goes in"
+	@echo "make test    install into $(VENV), run lint and the tests near a change, then others for a while: before it goes in"
 	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"

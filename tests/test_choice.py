@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -271,6 +274,21 @@ def test_fewer_tests_than_there_must_be_are_named():
     found = choice.missing([less])
     assert [line.split()[1] for line in found] == ["tests/cache", "tests/engine"]
     assert choice.missing([less, enough]) == []
+
+
+def test_a_job_runs_what_is_near_and_leaves_a_result(root, tmp_path):
+    """As pytest does it, in a process of its own."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(vars(Plan(last={"tests/test_drawing.py": 1}))))
+    given = {"HYBRID_JAX_PLAN": str(plan), "HYBRID_JAX_JOB": "numeric", "HYBRID_JAX_SECONDS": "0"}
+    given |= {"HYBRID_JAX_TESTS": "", "HYBRID_JAX_TIME": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_costs.py", "tests/test_drawing.py"]
+    done = subprocess.run(command, cwd=root, env=os.environ | given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    result = json.loads((tmp_path / "job_numeric.json").read_text())
+    assert result["ran"].keys() == {"tests/test_drawing.py"} and result["passed"] >= 4
+    assert (result["left"], result["job"]) == (["tests/test_costs.py"], "quickly")
+    assert result["collected"]["tests"] > result["passed"] and result["spine"] == {}
 
 
 # --- while it runs ---------------------------------------------------------------------------------------
