@@ -183,14 +183,14 @@ def test_ring_specs_follow_the_mixer_and_the_window():
     geometry = make_geometry(model, BF16)
     (specs,) = ring_specs(geometry, num_rows=4, window=3)
     assert specs["conv"].shape == (5, 4, 3 + 3, conv) and specs["conv"].dtype == "uint16"
-    assert specs["xB"].shape == (5, 4, 32 + 2, record) and specs["xB"].dtype == "uint16"
+    assert specs["uk"].shape == (5, 4, 32 + 2, record) and specs["uk"].dtype == "uint16"
     assert specs["dt"].shape == (5, 4, 32 + 2, 6) and specs["dt"].dtype == "float32"
     (aligned,) = ring_specs(geometry, num_rows=4, window=1, aligned=True)
     assert aligned["conv"].shape == (5, 4, 3 + 32, conv)
-    assert aligned["xB"].shape == (5, 4, 32, record)
+    assert aligned["uk"].shape == (5, 4, 32, record)
     (wide,) = ring_specs(make_geometry(model, EngineConfig()), num_rows=4, window=1)
-    assert wide["xB"].dtype == wide["conv"].dtype == "uint32"
-    assert wide["xB"].num_bytes == 4 * 5 * 4 * 32 * record
+    assert wide["uk"].dtype == wide["conv"].dtype == "uint32"
+    assert wide["uk"].num_bytes == 4 * 5 * 4 * 32 * record
 
 
 def test_a_model_without_recurrent_layers_has_an_empty_ring():

@@ -201,7 +201,7 @@ def _in_heads(layout: StateLayout) -> StateLayout:
         unit_words=HEAD_DIM * columns,
         columns=layout.columns,
         channels=heads * HEAD_DIM + 2 * columns,
-        records=(("xB", heads * HEAD_DIM + columns, None), ("dt", heads, "float32")),
+        records=(("uk", heads * HEAD_DIM + columns, None), ("dt", heads, "float32")),
     )
 
 

@@ -127,7 +127,7 @@ def commit(
         rows: of the window. count: int32[B] how many tokens of each row stay.
         path: as in `CommitRows`.
     """
-    moved = CommitRows(count, path, rows.base, rows.base - rows.checkpoint)
+    moved = CommitRows(count, path, rows.base, rows.starts)
     state = _commit_groups(state, moved, model)
     if path is not None:
         state = _move_pages(state, rows, moved, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from hybrid_jax.config import source_of
@@ -95,14 +95,6 @@ class Parts(NamedTuple):
     own: dict[str, int]
     written: dict[str, int]
     readout: str | None = None
-
-
-def split_parts(whole: dict[str, int], readout: str, spec: Any) -> Parts:
-    """The parts of a recurrent mixer: z first, and another one that its state is read with, its readout."""
-    if spec.source == "own":
-        return Parts(whole, {})
-    written = [readout] if spec.source == "group" else [name for name in whole if name != "z"]
-    return Parts({"z": whole["z"]}, {name: whole[name] for name in written}, readout)
 
 
 def without_state(tree: Weights) -> Weights:
@@ -261,6 +253,28 @@ class RecurrentKind(Kind):
     def layout(self, spec: Any) -> StateLayout:
         """What one layer caches."""
         raise NotImplementedError
+
+    def projected(self, spec: Any) -> tuple[int, int]:
+        """Columns of all that in_proj and the cut's projection give, and rows of out_proj."""
+        spec = replace(spec, source="own") if hasattr(spec, "source") else spec
+        tree = self.weights(spec, 1)
+        return tree["in_proj"].shape[1], tree["out_proj"].shape[0]
+
+    def row_bytes(self, spec: Any, step: StepSize) -> int:
+        """By default the projection, and what is read of the state before and after the gate."""
+        columns, inner = self.projected(spec)
+        return step.product(columns) + 2 * inner * step.item
+
+    def chunk_bytes(self, spec: Any, step: StepSize) -> int:
+        """By default the projection, what is convolved and what is read, and the float32 fields of records."""
+        (columns, inner), layout = self.projected(spec), self.layout(spec)
+        wide = sum(size for _, size, dtype in layout.records if dtype == "float32")
+        beside = (layout.channels + inner) * step.item + FLOAT32_BYTES * wide
+        return step.product(columns) + beside
+
+    def xla_elements(self, spec: Any, width: int) -> int:
+        """By default the projection and the arrays made from it."""
+        return 5 * self.projected(spec)[0]
 
     def recurrence_flops(self, spec: Any) -> int:
         each = READOUT_FLOPS if source_of(spec) == "group" else self.state_flops

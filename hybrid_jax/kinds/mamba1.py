@@ -54,14 +54,12 @@ class Mamba1Kind(RecurrentKind):
         return tree
 
     def row_bytes(self, spec: Mamba1, step: StepSize) -> int:
-        beside = 2 * spec.inner_size * step.item + FLOAT32_BYTES * spec.inner_size
-        return step.product(2 * spec.inner_size) + beside
+        """Also step sizes."""
+        return super().row_bytes(spec, step) + FLOAT32_BYTES * spec.inner_size
 
     def chunk_bytes(self, spec: Mamba1, step: StepSize) -> int:
-        return self.row_bytes(spec, step)
-
-    def xla_elements(self, spec: Mamba1, width: int) -> int:
-        return 10 * spec.inner_size
+        """Also step sizes."""
+        return super().chunk_bytes(spec, step) + FLOAT32_BYTES * spec.inner_size
 
     def xla_row_elements(self, spec: Mamba1, tokens: int) -> int:
         # Of every token in a tile its decays, what it adds, and the state after it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import ShortConv
-from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, Weight, Weights
 
 
 class ShortConvKind(RecurrentKind):
@@ -27,12 +27,3 @@ class ShortConvKind(RecurrentKind):
             tree["conv_bias"] = Weight(shape=(spec.size,), draw="zeros")
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         return tree
-
-    def row_bytes(self, spec: ShortConv, step: StepSize) -> int:
-        return step.product(3 * spec.size) + spec.size * step.item
-
-    def chunk_bytes(self, spec: ShortConv, step: StepSize) -> int:
-        return self.row_bytes(spec, step) + spec.size * step.item
-
-    def xla_elements(self, spec: ShortConv, width: int) -> int:
-        return 8 * spec.size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest import mock
 
 import jax.numpy as jnp
@@ -14,7 +13,14 @@ import pytest
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.engine import FP8
 from hybrid_jax.engine import frames, rings, walk
-from hybrid_jax.engine.mixers import attention, carry, columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.mixers import (
+    attention,
+    carry,
+    columns,
+    gated_delta_xla,
+    mamba2_xla,
+    short_conv_xla,
+)
 from hybrid_jax.engine.mixers.attention import AttentionSteps
 from hybrid_jax.engine.mixers.columns import WithColumns
 from hybrid_jax.engine.mixers.mamba1_xla import Mamba1Recurrence
@@ -23,9 +29,10 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.step import StepKind
-from hybrid_jax.layers import gated_delta, mamba2
+from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.cut import CutInput
-from hybrid_jax.products.matrix import product
+from hybrid_jax.layers.gated_delta import GatedDeltaState
+from hybrid_jax.layers.mamba2 import Mamba2State
 from hybrid_jax.schedule.memory import Memory
 from pallas_kernels.rmsnorm import gated_rmsnorm
 from tests.drawing import left_to_all, spine
@@ -172,23 +179,23 @@ def length_off_by_one():
 
 
 def padding_in_the_state():
-    scan = mamba2.scan
+    scan = Mamba2State.scan
 
-    def leak(params, h, state, conv, lengths, state_lengths, *rest):
-        everything = jnp.full_like(state_lengths, h.shape[1])
-        return scan(params, h, state, conv, lengths, everything, *rest)
+    def leak(self, params, tokens, state, lengths, state_lengths, *rest):
+        everything = jnp.full_like(state_lengths, tokens.z.shape[1])
+        return scan(self, params, tokens, state, lengths, everything, *rest)
 
-    return mock.patch.object(mamba2, "scan", leak)
+    return mock.patch.object(Mamba2State, "scan", leak)
 
 
 def one_record_too_many():
     """Its weight is zero; only NaN can show that it was read."""
-    window = mamba2.window_frames
-    return mock.patch.object(
-        mamba2,
-        "window_frames",
-        lambda *args: window(*args[:-3], args[-3] + 1, *args[-2:]),
-    )
+    window = mamba2_xla.ssd_window_frames
+
+    def more(arrays, **options):
+        return window(arrays._replace(num_valid=arrays.num_valid + 1), **options)
+
+    return mock.patch.object(mamba2_xla, "ssd_window_frames", more)
 
 
 def noise_by_step():
@@ -232,19 +239,18 @@ def u_is_v_in_chunks():
 
 
 def gate_before_norm():
-    """In windows alone, because the definition has the same layer in whole prompts."""
+    """In steps alone, not in the definition."""
 
-    def output(params, y, z, spec):
-        y = gated_rmsnorm(
-            *(y.reshape(z.shape), z, params["norm"]),
-            eps=spec.norm_eps,
-            groups=spec.num_value_heads,
-            implementation="xla",
-        )
-        return product(y, params["out_proj"])
+    class GateFirst(GatedDeltaState):
+        def gate(self, params, y, z, spec, implementation):
+            return gated_rmsnorm(
+                *(y, z, params["norm"]),
+                eps=spec.norm_eps,
+                groups=spec.num_value_heads,
+                implementation=implementation,
+            )
 
-    own = SimpleNamespace(**vars(gated_delta) | {"output": output})
-    return mock.patch.object(gated_delta_xla, "gated_delta", own)
+    return mock.patch.object(gated_delta_xla.GatedDeltaRecurrence, "equations", GateFirst())
 
 
 def state_of_another_row():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.layers import mamba2
+from hybrid_jax.layers.mamba2 import MAMBA2
 from pallas_kernels import causal_conv
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.api import CHUNKS
@@ -115,9 +115,10 @@ class TestImplementation:
         @jax.jit
         def layer(h):
             projected = jnp.einsum("btd,dp->btp", h, params["in_proj"])
-            _, raw, dt = mamba2.project(params, h, spec)
-            columns = jnp.concatenate([inputs["history"], raw], axis=1)
-            return projected, (mamba2.activate(mamba2.convolve(params, columns), raw.dtype), dt)
+            projection = MAMBA2.project(params, h, spec)
+            tokens, _ = MAMBA2.tokens(params, *projection, inputs["history"], spec)
+            xBC = jnp.concatenate([tokens.records["uk"], tokens.q], axis=-1)
+            return projected, (xBC, tokens.records["dt"])
 
         projected, want = layer(h)
         got = conv(

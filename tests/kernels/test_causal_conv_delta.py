@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import GatedDelta
-from hybrid_jax.layers import gated_delta
+from hybrid_jax.layers.gated_delta import GATED_DELTA, join_records
 from pallas_kernels.causal_conv.api import WINDOWS
 from pallas_kernels.operands import floats, stored
 from tests.kernels.by_name import causal_conv_window
@@ -78,12 +78,12 @@ def test_windows_give_what_the_layer_makes_of_the_whole_sequence(
 
     @jax.jit
     def layer(projected):
-        _, raw, dt, beta = gated_delta.project(params, projected, spec)
         before = floats(inputs["conv"])[0, :3, : SMALL.history]
-        columns = jnp.concatenate([before, raw], axis=1)
-        v, k, q = gated_delta.activate(gated_delta.convolve(params, columns), raw.dtype, spec)
-        records = gated_delta.join_records(v, k, dt)
-        return {"v": v, "q": q, "beta": beta}, k, records
+        projection = GATED_DELTA.project(params, projected, spec)
+        own, _ = GATED_DELTA.tokens(params, *projection, before, spec)
+        v, k, beta = own.rest
+        records = join_records(v, k, own.records["dt"])
+        return {"v": v, "q": own.q, "beta": beta}, k, records
 
     want, k, records = layer(projected)
     rings = {name: inputs[name] for name in ("conv", "xB", "dt")}
@@ -95,8 +95,8 @@ def test_windows_give_what_the_layer_makes_of_the_whole_sequence(
         for name, whole in want.items():
             part = whole[:, start : start + tokens]
             assert_close(got[name], part.reshape(*part.shape[:2], -1), name)
-    assert_close(floats(rings["xB"])[0, :3, :, 32:], records.uk[..., 32:])
-    assert_close(rings["dt"][0, :3], records.dt)
+    assert_close(floats(rings["xB"])[0, :3, :, 32:], records["uk"][..., 32:])
+    assert_close(rings["dt"][0, :3], records["dt"])
     length = np.linalg.norm(np.asarray(k, np.float32), axis=-1)
     np.testing.assert_allclose(length, 1, atol=1e-2)
 

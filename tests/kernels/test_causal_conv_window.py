@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.layers import mamba2
+from hybrid_jax.layers.mamba2 import MAMBA2
 from pallas_kernels.causal_conv.api import WINDOWS, causal_conv
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
 from pallas_kernels.causal_conv.reference import ConvWindow
@@ -183,7 +183,7 @@ class TestImplementation:
 
     @pytest.mark.parametrize("tokens", [1, 4])
     def test_windows_give_the_engines_records_of_the_whole_sequence(self, implementation, tokens):
-        """A sequence of 24 tokens, `tokens` at a time, beside `mamba2.project` and `convolve` over all of it."""
+        """A sequence of 24 tokens, `tokens` at a time, beside what the layer makes of all of it."""
         spec = Mamba2(num_heads=4, head_dim=8, state_size=16, num_groups=2)
         rng = np.random.default_rng(3)
         case = replace(CASE["decode"], tokens=tokens, layers=1, layer=0, slots=32)
@@ -198,28 +198,20 @@ class TestImplementation:
 
         @jax.jit
         def layer(h):
-            _, raw, dt = mamba2.project(params, h, spec)
             before = floats(inputs["conv"])[0, :3, : SMALL.history]
-            columns = jnp.concatenate([before, raw], axis=1)
-            projected = jnp.einsum("btd,dp->btp", h, params["in_proj"])
-            return (
-                projected,
-                mamba2.activate(mamba2.convolve(params, columns), raw.dtype),
-                dt,
-                columns,
-            )
+            made = MAMBA2.tokens(params, *MAMBA2.project(params, h, spec), before, spec)
+            return jnp.einsum("btd,dp->btp", h, params["in_proj"]), *made
 
-        projected, xBC, dt, columns = layer(h)
+        projected, own, columns = layer(h)
         rings = {name: inputs[name] for name in ("conv", "xB", "dt")}
         static = {"first": jnp.zeros(3, jnp.int32), "num_valid": jnp.full(3, tokens)}
         for start in range(0, 24, tokens):
             now = {"projected": projected[:, start : start + tokens], "starts": jnp.full(3, start)}
             got = run(case, inputs | rings | static | now, implementation)
             rings = {name: got[name] for name in rings}
-            C = xBC[:, start : start + tokens, SMALL.record_size :]
-            assert_close(got["C"], C)
-        assert_close(floats(rings["xB"])[0, :3, :24], xBC[..., : SMALL.record_size])
-        assert_close(rings["dt"][0, :3, :24], dt)
+            assert_close(got["C"], own.q[:, start : start + tokens])
+        assert_close(floats(rings["xB"])[0, :3, :24], own.records["uk"])
+        assert_close(rings["dt"][0, :3, :24], own.records["dt"])
         assert_same_bits(floats(rings["conv"])[0, :3, : SMALL.history], columns[:, 24:])
 
     def test_windows_of_which_some_tokens_stay_give_the_records_of_all_that_stay(

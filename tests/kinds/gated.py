@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine.mixers import table as engine_kinds
 from hybrid_jax.engine.mixers.carry import Carry, CarryRecurrence
 from hybrid_jax.kinds import table as kinds
-from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, Weight, Weights
 from hybrid_jax.models import decoder
 from hybrid_jax.products.matrix import product
 
@@ -51,15 +51,6 @@ class GatedKind(RecurrentKind):
             "gate_bias": Weight(shape=(spec.channels,), draw="zeros"),
             "out_proj": Weight(shape=(spec.channels, width), draw="output"),
         }
-
-    def row_bytes(self, spec: Gated, step: StepSize) -> int:
-        return 6 * spec.channels * step.item
-
-    def chunk_bytes(self, spec: Gated, step: StepSize) -> int:
-        return 6 * spec.channels * step.item
-
-    def xla_elements(self, spec: Gated, width: int) -> int:
-        return 8 * spec.channels
 
 
 class GatedRecurrence(CarryRecurrence):

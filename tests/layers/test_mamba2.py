@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.layers import mamba2
-from hybrid_jax.layers.mamba2 import Records
+from hybrid_jax.layers.mamba2 import MAMBA2, skip
+from hybrid_jax.layers.matrix_state import Fields, Tokens
+from pallas_kernels import WindowFrames, ssd_window_frames
+from pallas_kernels.records import split_records
 
 WIDTH, GRAIN = 10, 32
 SPECS = {
@@ -28,7 +30,7 @@ SPECS = {
 }
 BOTH = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
-scan = functools.partial(jax.jit, static_argnames="spec")(mamba2.scan)
+scan = functools.partial(jax.jit, static_argnames="spec")(MAMBA2.chunk)
 
 
 def make_params(spec: Mamba2, seed: int = 0) -> dict:
@@ -52,14 +54,18 @@ def make_params(spec: Mamba2, seed: int = 0) -> dict:
     return {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
 
 
-def window_of(params, z, C, x, state, ring, starts, num_valid, spec: Mamba2):
-    """`mamba2.window_frames` with every head's state in a frame of its own."""
+def window_of(params, tokens: Tokens, state, ring: Fields, starts, num_valid, spec: Mamba2):
+    """What a window of tokens gives, with every head's state in a frame of its own."""
     rows, heads = state.shape[:2]
     arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
     frames = jnp.arange(rows * heads).reshape(rows, heads)
-    A = mamba2.decay_rates(params)
-    places = (arena, frames, jnp.ones(rows, bool), ring, A, starts, num_valid)
-    return mamba2.window_frames(params, z, C, x, *places, spec)[0]
+    x, B = split_records(ring["uk"], MAMBA2.layout(spec))
+    C = tokens.q.reshape(*tokens.q.shape[:2], *B.shape[2:])
+    records = (x, ring["dt"], MAMBA2.decay_rates(params), B, C)
+    places = (arena, frames, jnp.ones(rows, bool), starts, num_valid)
+    y, _ = ssd_window_frames(WindowFrames(*records, *places), implementation="xla")
+    y = skip(params, y, tokens.rest.reshape(y.shape))
+    return MAMBA2.output(params, y, tokens.z, spec)
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -130,7 +136,8 @@ def test_scan_equals_the_equations(spec):
         else:
             assert not np.asarray(state[b]).any()
     assert columns.shape == (3, spec.conv_width - 1 + 70, spec.conv_size)
-    assert records.xB.shape == (3, 70, spec.record_size) and records.dt.dtype == jnp.float32
+    assert records["uk"].shape == (3, 70, spec.record_size)
+    assert records["dt"].dtype == jnp.float32
 
 
 @BOTH
@@ -144,7 +151,7 @@ def test_a_limited_step_size_and_every_weight_matter(spec):
         out = scan(changed, h, **nothing(spec, 1), **full)[0]
         assert relative_error(out[0], want) > 1e-4, name
     if spec.dt_limits[1] < math.inf:
-        dt = np.asarray(mamba2.project(params, jnp.asarray(h), spec).dt)
+        dt = np.asarray(MAMBA2.project(params, jnp.asarray(h), spec)[1].dt)
         assert dt.min() == np.float32(0.05) and dt.max() == np.float32(0.9)
 
 
@@ -191,32 +198,29 @@ def test_padding_changes_no_bit_of_a_scan(spec, garbage):
     assert np.array_equal(np.asarray(got[0])[real], np.asarray(out)[real])
     assert np.array_equal(got[1], state)
     assert np.array_equal(got[2], columns)
-    for a, b in zip(got[3], records, strict=True):
-        assert np.array_equal(np.asarray(a)[real], np.asarray(b)[real])
+    for name, record in records.items():
+        assert np.array_equal(np.asarray(got[3][name])[real], np.asarray(record)[real])
 
 
 # --- prefill, then decode from checkpoint and ring ------------------------------------------------
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def decode(params, h, state, conv, ring: Records, count, num_valid, spec: Mamba2):
+def decode(params, h, state, conv, ring: Fields, count, num_valid, spec: Mamba2):
     """One step of T tokens: folds full rings, stores records, runs the window, moves the cursor."""
     full = count == GRAIN
-    folded = mamba2.fold(mamba2.decay_rates(params), state, ring, jnp.where(full, GRAIN, 0), spec)
+    folded = MAMBA2.fold(MAMBA2.decay_rates(params), state, ring, jnp.where(full, GRAIN, 0), spec)
     state = jnp.where(full[:, None, None, None], folded, state)
     count = jnp.where(full, 0, count)
-    z, raw, dt = mamba2.project(params, h, spec)
-    columns = jnp.concatenate([conv, raw], axis=1)
-    xBC = mamba2.activate(mamba2.convolve(params, columns), raw.dtype)
-    xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
+    tokens, columns = MAMBA2.tokens(params, *MAMBA2.project(params, h, spec), conv, spec)
 
     def store(ring, new, start):
         return jax.vmap(lambda r, n, s: jax.lax.dynamic_update_slice(r, n, (s, 0)))(
             ring, new, start
         )
 
-    ring = Records(store(ring.xB, xB, count), store(ring.dt, dt, count))
-    out = window_of(params, z, C, xBC[..., : spec.inner_size], state, ring, count, num_valid, spec)
+    ring = {name: store(ring[name], new, count) for name, new in tokens.records.items()}
+    out = window_of(params, tokens, state, ring, count, num_valid, spec)
     history = jax.vmap(lambda c, n: jax.lax.dynamic_slice_in_dim(c, n, spec.conv_width - 1))(
         columns, num_valid
     )
@@ -236,14 +240,17 @@ def prefill(params, h, lengths, spec: Mamba2, window: int):
         spec=spec,
     )
     slots = GRAIN + window - 1
-    ring = [np.full((len(lengths), slots, a.shape[-1]), np.nan, np.float32) for a in records]
+    ring = {
+        name: np.full((len(lengths), slots, record.shape[-1]), np.nan, np.float32)
+        for name, record in records.items()
+    }
     conv = []
     for b, (n, s) in enumerate(zip(lengths, state_lengths, strict=True)):
-        for array, record in zip(ring, records, strict=True):
-            array[b, : n - s] = record[b, s:n]
+        for name, record in records.items():
+            ring[name][b, : n - s] = record[b, s:n]
         conv.append(columns[b, n : n + spec.conv_width - 1])
     counts = jnp.asarray(lengths - state_lengths, jnp.int32)
-    return out, state, jnp.stack(conv), Records(*map(jnp.asarray, ring)), counts
+    return out, state, jnp.stack(conv), jax.tree.map(jnp.asarray, ring), counts
 
 
 @BOTH
@@ -283,9 +290,9 @@ def test_fold_equals_the_state_of_the_scan(spec):
     _, half, _, records = scan(
         params, h, **nothing(spec, 2), state_lengths=jnp.array([32, 32]), **full
     )
-    ring = Records(records.xB[:, 32:], records.dt[:, 32:])
-    rates = mamba2.decay_rates(params)
-    got = jax.jit(mamba2.fold, static_argnums=4)(rates, half, ring, jnp.array([32, 11]), spec)
+    ring = {name: record[:, 32:] for name, record in records.items()}
+    rates = MAMBA2.decay_rates(params)
+    got = jax.jit(MAMBA2.fold, static_argnums=4)(rates, half, ring, jnp.array([32, 11]), spec)
     for b, n in enumerate((64, 43)):
         assert relative_error(got[b], slow_mixer(params, h[b, :n], spec)[1][-1]) < 1e-5
 
@@ -302,13 +309,9 @@ def test_a_token_of_a_window_has_the_same_bits_alone_and_together(spec):
     def window(h, num_valid):
         valid = (jnp.arange(GRAIN) < num_valid[:, None])[..., None]
         h = jnp.where(valid, h, 0)
-        z, raw, dt = mamba2.project(params, h, spec)
-        xBC = mamba2.activate(
-            mamba2.convolve(params, jnp.concatenate([conv, raw], axis=1)), raw.dtype
-        )
-        xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-        x, starts = xBC[..., : spec.inner_size], jnp.zeros(3, jnp.int32)
-        return window_of(params, z, C, x, state, Records(xB, dt), starts, num_valid, spec)
+        tokens, _ = MAMBA2.tokens(params, *MAMBA2.project(params, h, spec), conv, spec)
+        starts = jnp.zeros(3, jnp.int32)
+        return window_of(params, tokens, state, tokens.records, starts, num_valid, spec)
 
     together = np.asarray(window(h, jnp.full(3, GRAIN)))
     for t in (0, 1, 17, 31):
@@ -325,8 +328,8 @@ def test_a_bfloat16_mixer_keeps_its_dtype(spec):
     h = jnp.asarray(draw(2, 50, WIDTH), jnp.bfloat16)
     ends = {"lengths": jnp.array([50, 50]), "state_lengths": jnp.array([32, 32]), "spec": spec}
     out, state, columns, records = scan(params, h, **nothing(spec, 2, "bfloat16"), **ends)
-    assert out.dtype == columns.dtype == records.xB.dtype == jnp.bfloat16
-    assert state.dtype == records.dt.dtype == jnp.float32
+    assert out.dtype == columns.dtype == records["uk"].dtype == jnp.bfloat16
+    assert state.dtype == records["dt"].dtype == jnp.float32
     want, want_state, _, _ = scan(
         {n: a.astype(jnp.float32) for n, a in params.items()},
         h.astype(jnp.float32),
@@ -338,12 +341,11 @@ def test_a_bfloat16_mixer_keeps_its_dtype(spec):
 
     @jax.jit
     def window(params, h, state, columns, records):
-        z, raw, _ = mamba2.project(params, h, spec)
-        xBC = mamba2.activate(mamba2.convolve(params, columns), raw.dtype)[:, 32:]
-        C, x = xBC[..., spec.record_size :], xBC[..., : spec.inner_size]
-        ring = Records(records.xB[:, 32:], records.dt[:, 32:])
+        _, rest = MAMBA2.project(params, h, spec)
+        tokens = MAMBA2.activate(params, MAMBA2.convolve(params, columns, spec), rest, spec)
+        tokens, ring = jax.tree.map(lambda part: part[:, 32:], (tokens, records))
         starts = jnp.zeros(2, jnp.int32)
-        return window_of(params, z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
+        return window_of(params, tokens, state, ring, starts, starts + 18, spec)
 
     windowed = window(params, h, state, columns, records)
     assert windowed.dtype == jnp.bfloat16

@@ -60,8 +60,8 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
         rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         here = {
-            "first": jnp.maximum(rows.begin - rows.base, 0),
-            "num_valid": jnp.maximum(rows.end - rows.base, 0),
+            "first": rows.num_known,
+            "num_valid": rows.num_valid,
             "ancestors": rows.ancestors,
         }
         given = ShortWindow(

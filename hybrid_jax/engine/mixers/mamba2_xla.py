@@ -1,102 +1,50 @@
-"""Mamba-2 for XLA."""
+"""How windows of Mamba-2 read checkpoints and rings, for XLA, and mixers that read the state of their group."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.engine.mixers.mixer import ChunkRows, Entry
-from hybrid_jax.engine.mixers.replay import Fields, Past, ReplayRecurrence, Scanned
+from hybrid_jax.engine.mixers.matrix_state import MatrixRecurrence, Read, by_heads
+from hybrid_jax.engine.mixers.mixer import ChunkRows
+from hybrid_jax.engine.mixers.replay import Fields, Past, Scanned
 from hybrid_jax.layers import mamba2
-from hybrid_jax.layers.cut import CutInput, MixerInput
+from hybrid_jax.layers.cut import CutInput
+from hybrid_jax.layers.mamba2 import MAMBA2
+from hybrid_jax.layers.matrix_state import Tokens
+from pallas_kernels import WindowFrames, ssd_window_frames
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.records import split_records
 
 
-class Mamba2Recurrence(ReplayRecurrence[Mamba2]):
-    """Records are x and B in one array, and the step sizes in float32."""
+class Mamba2Recurrence(MatrixRecurrence[Mamba2]):
+    """A record follows from a token's inputs alone."""
 
-    def prepare(self, params: Sequence[dict]) -> jax.Array:
-        """Decay rates float32[L, M]."""
-        return jnp.stack([mamba2.decay_rates(weights) for weights in params])
+    equations = MAMBA2
 
-    def project(self, params: dict, h: MixerInput, spec: Mamba2) -> tuple[jax.Array, mamba2.Inputs]:
-        inputs = mamba2.project(params, h, spec)
-        return inputs.xBC, inputs
-
-    def convolve(self, params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
-        return mamba2.convolve(params, columns)
-
-    def window(
-        self,
-        params: dict,
-        convolved: jax.Array,
-        rest: mamba2.Inputs,
-        past: Past,
-        spec: Mamba2,
-    ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
-        plan, rows = past.plan, past.plan.rows
-        xBC = mamba2.activate(convolved, rest.xBC.dtype)
-        xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-        x = xBC[..., : spec.inner_size]
-        ring, entries = past.join({"xB": xB, "dt": rest.dt})
-        out, arena = mamba2.window_frames(
-            *(params, rest.z, jnp.where(plan.valid[..., None], C, 0), x),
-            *(past.arena, past.frames(), plan.exists),
-            mamba2.Records(ring["xB"], ring["dt"]),
-            mamba2.decay_rates(params),
-            rows.base - rows.checkpoint,
-            jnp.maximum(rows.end - rows.base, 0),
-            spec,
-            rows.ancestors,
-        )
-        return out, arena, entries
+    def read(self, params: dict, tokens: Tokens, ring: Fields, past: Past, spec: Mamba2) -> Read:
+        C = jnp.where(past.plan.valid[..., None], tokens.q, 0)
+        return Read(*_read(params, C, tokens.rest, ring, MAMBA2.decay_rates(params), past, spec))
 
     def reread(
         self, params: dict, h: CutInput, past: Past, shared: jax.Array, spec: Mamba2
     ) -> tuple[jax.Array, jax.Array]:
-        plan, rows = past.plan, past.plan.rows
+        rows = past.plan.rows
         z, C = mamba2.gates_and_readout(params, h, spec)
-        C = jnp.where(plan.valid[..., None, None], C, 0)
-        ring, starts = mamba2.Records(**past.records()), rows.base - rows.checkpoint
+        C = jnp.where(past.plan.valid[..., None, None], C, 0)
+        ring = past.records()
         # The records of the window's own tokens.
-        places = (starts[:, None] + jnp.arange(C.shape[1]))[..., None]
-        own = jnp.take_along_axis(ring.xB, places, axis=1, mode="clip")
-        return mamba2.window_frames(
-            *(params, z, C, own[..., : spec.inner_size]),
-            *(past.arena, past.frames(), plan.exists, ring, shared[past.place.layer]),
-            *(starts, jnp.maximum(rows.end - rows.base, 0), spec, rows.ancestors),
-        )
+        places = (rows.starts[:, None] + jnp.arange(C.shape[1]))[..., None]
+        own = jnp.take_along_axis(ring["uk"], places, axis=1, mode="clip")
+        x, A = own[..., : spec.inner_size], shared[past.place.layer]
+        y, arena = _read(params, C, x, ring, A, past, spec)
+        return MAMBA2.output(params, y, z, spec), arena
 
     def rescan(
         self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: Mamba2
     ) -> jax.Array:
         return rescan(params, h, scanned, rows, spec, "xla")
-
-    def scan(
-        self,
-        params: dict,
-        h: MixerInput,
-        state: jax.Array,
-        history: jax.Array,
-        rows: ChunkRows,
-        spec: Mamba2,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, Fields]:
-        heads = _heads(state, spec)
-        out, new, columns, records = mamba2.scan(
-            params, h, heads, history, rows.length, rows.state_len, spec, "xla"
-        )
-        return out, new.reshape(state.shape), columns, records._asdict()
-
-    def fold(
-        self, shared: jax.Array, state: jax.Array, ring: Fields, count: jax.Array, spec: Mamba2
-    ) -> jax.Array:
-        records = mamba2.Records(ring["xB"], ring["dt"])
-        new = mamba2.fold(shared, _heads(state, spec), records, count, spec)
-        return new.reshape(state.shape)
 
 
 def rescan(
@@ -108,13 +56,28 @@ def rescan(
     implementation: Implementation,
 ) -> jax.Array:
     """See `ReplayRecurrence.rescan`."""
-    x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
-    A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
     z, C = mamba2.gates_and_readout(params, h, spec)
-    shared, state = mamba2.SharedInputs(x, B, dt, A, C), _heads(scanned.state, spec)
+    shared = MAMBA2.shared(scanned.params, Tokens(z, C, scanned.records), spec)
+    state = by_heads(scanned.state, MAMBA2.layout(spec))
     return mamba2.read(params, z, shared, state, rows.length, spec, implementation)
 
 
-def _heads(state: jax.Array, spec: Mamba2) -> jax.Array:
-    """[B, M, P R] as [B, M, P, R]."""
-    return state.reshape(*state.shape[:2], spec.head_dim, spec.state_size)
+def _read(
+    params: dict,
+    C: jax.Array,
+    x: jax.Array,
+    ring: Fields,
+    A: jax.Array,
+    past: Past,
+    spec: Mamba2,
+) -> tuple[jax.Array, jax.Array]:
+    """What a window's tokens with inputs x [B, T, M P] read with C [B, T, G R]: y [B, T, M, P] with D x; the arena."""
+    layout, rows = MAMBA2.layout(spec), past.plan.rows
+    ring_x, ring_B = split_records(ring["uk"], layout)
+    C = C.reshape(*C.shape[:2], layout.num_groups, layout.state_size)
+    arrays = WindowFrames(
+        *(ring_x, ring["dt"], A, ring_B, C, past.arena, past.frames(), past.plan.exists),
+        *(rows.starts, rows.num_valid, rows.ancestors),
+    )
+    y, arena = ssd_window_frames(arrays, implementation="xla")
+    return mamba2.skip(params, y, x.reshape(y.shape)), arena

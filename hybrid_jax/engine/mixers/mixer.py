@@ -42,6 +42,21 @@ class WindowRows(NamedTuple):
     ancestors: jax.Array | None = None
 
     @property
+    def starts(self) -> jax.Array:
+        """In the ring, where the records of the window begin, int32[B]."""
+        return self.base - self.checkpoint
+
+    @property
+    def num_known(self) -> jax.Array:
+        """How many of the window's first tokens are not new, int32[B]."""
+        return jnp.maximum(self.begin - self.base, 0)
+
+    @property
+    def num_valid(self) -> jax.Array:
+        """How many of the window's tokens exist, int32[B]."""
+        return jnp.maximum(self.end - self.base, 0)
+
+    @property
     def parents(self) -> jax.Array:
         """Where the tokens branch: for each one the number of the token that it follows; -1 for none. int32[B, T]."""
         assert self.ancestors is not None, "a chain has no branches"

@@ -280,7 +280,7 @@ def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str
     """Rings [B, S, ...] with the new records [B, T, ...] among the old ones, and the entries to be written."""
     rows, valid = plan.rows, plan.valid
     width, room = valid.shape[1], next(iter(old.values())).shape[1]
-    starts = rows.base - rows.checkpoint
+    starts = rows.starts
     if width == room:  # a window as long as the ring begins where the ring does
         merged = {n: jnp.where(valid[..., None], new[n], ring) for n, ring in old.items()}
         return merged, {name: Entry(ring) for name, ring in merged.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, ShortConv
 from hybrid_jax.engine import frames
@@ -43,8 +42,8 @@ class ShortConvPallas(WithPallasColumns[ShortConv]):
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         arrays = ShortWindow(
             *(projected, params["conv"], params.get("conv_bias"), state.rings[at.group]["conv"]),
-            first=jnp.maximum(rows.begin - rows.base, 0),
-            num_valid=jnp.maximum(rows.end - rows.base, 0),
+            first=rows.num_known,
+            num_valid=rows.num_valid,
             ancestors=rows.ancestors,
         )
         conv, y = short_conv_window(
