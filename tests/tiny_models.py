@@ -32,10 +32,12 @@ from hybrid_jax.config import (
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
 from tests.blocks import one_of_each
-from tests.kinds import gated, latent
+from tests.kinds import fixed_decay, gated, latent
+from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.gated import Gated
 from tests.kinds.latent import Latent
 
+fixed_decay.register()
 gated.register()
 latent.register()
 VOCAB = 61
@@ -216,6 +218,13 @@ def _blocks() -> ModelConfig:
     return _config("with_blocks", *one_of_each(), norm_kind="layer")
 
 
+def _fixed_decay() -> ModelConfig:
+    """Matrix states with fixed decays, without a convolution, alone and beside attention, between others."""
+    own = FixedDecay(num_heads=3, value_dim=4, key_dim=6)
+    mixers = [(own,), (_ATTENTION,), (_MAMBA,), (own, _ATTENTION)]
+    return _config("with_fixed_decay", *(_layer(*mixer, mlp=_MLP) for mixer in mixers))
+
+
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -235,9 +244,10 @@ MODELS = {
     "with_cut_delta": _cut_delta,
     "with_latent": _latent,
     "with_blocks": _blocks,
+    "with_fixed_decay": _fixed_decay,
 }
 # Another model in the middle would change the weights of those after it.
-LAST = ("with_cut", "with_cut_delta", "with_latent", "with_blocks")
+LAST = ("with_cut", "with_cut_delta", "with_latent", "with_blocks", "with_fixed_decay")
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 
 

@@ -33,10 +33,12 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
-from tests.kinds import gated, latent
+from tests.kinds import fixed_decay, gated, latent
+from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.gated import Gated
 from tests.kinds.latent import Latent
 
+fixed_decay.register()
 gated.register()
 latent.register()
 
@@ -47,8 +49,8 @@ FRAMES = 1_000_000_007
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
     other shapes than M and A. D is a gated delta net, G has a gate, S caches columns alone, J and C carry their state.
-    L keeps one latent vector of a token. R and T have S beside D and beside A. | and ! are a cut; after !, each two
-    layers share keys and values, or a state."""
+    L keeps one latent vector of a token. F has fixed decays, and no convolution. R and T have S beside D and beside A.
+    | and ! are a cut; after !, each two layers share keys and values, or a state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
@@ -61,6 +63,7 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "J": (Mamba1(inner_size=384, state_size=64, dt_rank=12),),
         "C": (Gated(num_blocks=6, block_size=4096),),
         "L": (Latent(num_heads=3, head_dim=64, rank=96),),
+        "F": (FixedDecay(num_heads=6, value_dim=64, key_dim=48),),
     }
     mixers |= {"R": mixers["S"] + mixers["D"], "T": mixers["S"] + mixers["A"]}
     before, sign, after = re.fullmatch(r"(\w+)([|!]?)(\w*)", pattern).groups()

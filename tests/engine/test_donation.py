@@ -125,6 +125,9 @@ CASES = {
     "decode_latent_one_row": ("L", "fp8", "decode", 1, None),
     "prefill_latent": ("LM", "fp8", "prefill", 4, 32),
     "exact_latent": ("LML", "float32", "exact", 8, 32),
+    "decode_fixed_decay": ("MFA", "bfloat16", "decode", 8, None),
+    "prefill_fixed_decay": ("FA", "float32", "prefill", 4, 32),
+    "exact_fixed_decay": ("FAF", "float32", "exact", 8, 32),
     "decode_carried": ("JJ", "float32", "decode", 8, None),
     "decode_columns": ("SS", "float32", "decode", 8, None),
     # The compiler knows the row of a batch of one, so it may read a ring twice, or before a loop.
@@ -210,6 +213,7 @@ VERIFY: dict[str, tuple] = {
     "tree": ("MAM", "float32", 8, Variant(), TREE),
     "tree_other_kinds": ("DJCGSJD", "float32", 8, Variant(), TREE),
     "tree_attention": ("AA", "bfloat16", 8, Variant(), TREE),
+    "tree_fixed_decay": ("FM", "float32", 8, Variant(), TREE),
     "tree_latent": ("LM", "float32", 8, Variant(), TREE),
     "verify_attention": ("AA", "float32", 8, Variant()),
     "verify_two_shapes": ("MNBAN", "float32", 8, Variant()),

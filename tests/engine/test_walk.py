@@ -104,7 +104,7 @@ def paths(row: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, "xla") for name in ("with_unknown_kind", "windowed", "jamba")),
+        *((name, "xla") for name in ("with_unknown_kind", "windowed", "jamba", "with_fixed_decay")),
         *(
             pytest.param(name, "xla", marks=left_to_all)
             for name in ("parallel", "llama", "qwen3_next")

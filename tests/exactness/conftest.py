@@ -38,9 +38,10 @@ DRAWN = (
     "with_unknown_kind",
     "with_cut",
     "with_latent",
+    "with_fixed_decay",
 )
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
-FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind", "with_latent")
+FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind", "with_latent", "with_fixed_decay")
 if EVERYTHING:
     FORCED_NAMES += ("llama", "parallel", "with_two_shapes")
 FLOAT32 = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64)

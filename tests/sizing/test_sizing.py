@@ -50,10 +50,12 @@ from hybrid_jax.sizing.room import find_room
 from hybrid_jax.state import make_state, state_specs
 from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
-from tests.kinds import latent
+from tests.kinds import fixed_decay, latent
+from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.latent import Latent
 from tests.products.int8 import int8_known
 
+fixed_decay.register()
 latent.register()
 
 
@@ -212,6 +214,7 @@ WIDE = {
         mixers=(GatedDelta(num_key_heads=8, num_value_heads=16, key_dim=64, value_dim=64),)
     ),
     "latent": residual_layer(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
+    "fixed": residual_layer(mixers=(FixedDecay(num_heads=16, value_dim=64, key_dim=48),)),
 }
 
 
@@ -249,6 +252,8 @@ WIDE = {
             {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))},
         ),
         (["latent", "mamba"], {"max_rows": 64, "exact": True}),
+        (["fixed"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["fixed", "attention"], {"max_rows": 64, "exact": True}),
     ],
 )
 @left_to_all(
