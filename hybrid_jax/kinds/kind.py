@@ -57,6 +57,10 @@ class Weight:
         arrays = specs.values() if isinstance(specs, dict) else [specs]
         return sum(array.num_bytes for array in arrays)
 
+    def made_bytes(self, dtype: str) -> int:
+        """Bytes that a step holds of it beside these arrays (`Format.made_bytes`)."""
+        return FORMATS[self.format].made_bytes(self.shape, dtype) if self.is_matrix else 0
+
     @property
     def size(self) -> int:
         """Elements."""

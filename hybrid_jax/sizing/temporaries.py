@@ -26,7 +26,6 @@ from hybrid_jax.geometry import (
 )
 from hybrid_jax.kinds.kind import Kind, StepSize, all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
-from hybrid_jax.products.formats import FORMATS
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
@@ -61,8 +60,7 @@ def _made_bytes(model: ModelConfig, engine: EngineConfig) -> int:
 
     They depend on nothing that a step computes, so XLA makes those of all layers before the first one.
     """
-    matrices = (weight for weight in all_weights(model_weights(model)) if weight.is_matrix)
-    return sum(FORMATS[own.format].made_bytes(own.shape, engine.dtype) for own in matrices)
+    return sum(weight.made_bytes(engine.dtype) for weight in all_weights(model_weights(model)))
 
 
 def kernel_step_bytes(
