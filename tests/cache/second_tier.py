@@ -51,6 +51,7 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
         None if there is no room; then nothing was taken.
     """
     tier, path = tree.tiers[into], node.path()
+    tokens = np.concatenate([part.tokens for part in path])[:length]  # room may join nodes of it
     page, there = tier.pages.page_tokens, [part for part in path if part.has(into)]
     whole = min(there[-1].end, length) // page if page and there else 0
     listed = tree.pages_to(node, length, source)
@@ -67,7 +68,6 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     if slot:
         old = np.append(old, tree.tiers[source].slots.frames(node.slots[source]))
         target = np.append(target, tier.slots.frames(slot))
-    tokens = np.concatenate([part.tokens for part in path])[:length]
     old, target = old.astype(np.int32), target.astype(np.int32)
     return Copy(tier=into, tokens=tokens, pages=pages, slot=slot, source=old, target=target)
 

@@ -479,7 +479,7 @@ def run(base, page_tokens, needs_slots, examples):
 
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), FORMS)
 def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
-    run(CacheMachine, page_tokens, needs_slots, 80)
+    run(CacheMachine, page_tokens, needs_slots, 60)
 
 
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), drawn(FORMS))

@@ -311,6 +311,22 @@ def test_a_dropped_path_goes_up_to_what_is_kept_or_shared():
     assert pools.frames.num_held == 0
 
 
+def test_dropping_a_path_leaves_alone_what_parts_from_it_before_what_is_kept():
+    pools = Pools(page_tokens=8, needs_slots=False)
+    pools.insert(seq((0, 40)))
+    pools.tree.drop_path(seq((0, 8), (100, 30)), 16)  # the first 16 are not known
+    pools.check()
+    assert pools.match(seq((0, 41))).hit_len == 40
+
+
+def test_dropping_a_path_keeps_its_first_tokens_inside_a_span():
+    pools = Pools(page_tokens=8, needs_slots=False)
+    pools.insert(seq((0, 40)))
+    pools.tree.drop_path(seq((0, 40)), 16)
+    pools.check()
+    assert pools.match(seq((0, 41))).hit_len == 16
+
+
 def test_reset_releases_everything():
     pools = Pools(page_tokens=64)
     pools.insert(seq((0, 24)))

@@ -349,11 +349,16 @@ class RadixTree(SpanTree):
         """
         for tier in range(len(self.tiers)):
             while True:
-                node = self.match(tokens).reached
+                match = self.match(tokens)
+                node = match.reached
                 while not node.has(tier):
                     node = node.above
-                if node.end <= keep or node.held[tier].num_children or node.pins:
+                if min(node.end, match.match_len) <= keep:
+                    break  # what the node has after that is another prefix's
+                if node.held[tier].num_children or node.pins:
                     break
+                if node.start < keep:
+                    self.split(node, keep - node.start)
                 self.drop_all(node, tier)
 
     def ended(self, tokens: np.ndarray, saved: int) -> None:
