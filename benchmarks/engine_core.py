@@ -46,7 +46,7 @@ def compiled_loop(engine: Engine, rows: int):
     geometry, memory = engine.geometry, scheduler.memory
     decode = next(kind for kind in runner.kinds if kind.name == "decode")
     shape = bucket.DecodeBucket(rows, NUM_STEPS, decode.shapes.widths(decode.max_pages)[0])
-    layout = runner.layout("decode", shape)
+    layout = runner.programs.layout("decode", shape)
     batch = np.zeros((rows, layout.size), np.int32)
     slots = [memory.slots.allocate() for _ in range(rows)]
     ids = [memory.slots.resolve(slot) for slot in slots]
@@ -62,7 +62,7 @@ def compiled_loop(engine: Engine, rows: int):
         layout.set(batch, row, "num_tokens", NUM_STEPS)
         pack.set_pages(layout, batch, row, own)
         pack.set_sampling(layout, batch, row, request("x", [1], NUM_STEPS))
-    step = runner.executable("decode", shape, PLAIN)
+    step = runner.programs.get("decode", shape, PLAIN)
 
     def once() -> float:
         tokens = jax.numpy.full_like(runner.state.tokens, 97)

@@ -135,8 +135,8 @@ class Engine:
             ValueError: its id is in use, its prompt is empty, or it can never fit.
         """
         with self._books(unchanged_by=ValueError):
-            self.runner.serving.note_requests(self._live.values())
-            request.generation = self.runner.serving.begin(request)
+            self.runner.programs.serving.note_requests(self._live.values())
+            request.generation = self.runner.programs.serving.begin(request)
             self.scheduler.add(request)
             self._live[request.request_id] = request
 
@@ -156,7 +156,7 @@ class Engine:
         with self._books() as reported:
             plan, self._next = self._next or self.scheduler.plan(), None
             if plan:
-                self.runner.serving.note_requests(self._live.values())
+                self.runner.programs.serving.note_requests(self._live.values())
                 missing = self.runner.missing(plan)
                 if self._pending and missing:
                     # Nobody should wait for tokens that are there until the plan's programs are compiled.
@@ -238,20 +238,20 @@ class Engine:
 
     def expect_everything(self) -> None:
         """Says that requests to come will ask for more than tokens: programs compiled from now on can do everything."""
-        self.runner.serving.asks_more = True
+        self.runner.programs.serving.asks_more = True
 
     def watch_compiling(self, listener: Callable[[str, Count | None], None]) -> None:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""
-        self.runner.compiling.listener = listener
+        self.runner.programs.compiling.listener = listener
 
     @property
     def keeps_programs(self) -> bool:
-        """As `Runner.keeps_programs`."""
-        return self.runner.keeps_programs
+        """As `Programs.kept`."""
+        return self.runner.programs.kept
 
     def compile_seconds(self) -> float:
         """Seconds spent on compiling so far; any thread may ask."""
-        return self.runner.compiling.seconds()
+        return self.runner.programs.compiling.seconds()
 
     def peak_memory_bytes(self) -> int | None:
         """See `this_device.peak_memory_bytes`; any thread may ask."""
@@ -277,7 +277,7 @@ class Engine:
         """Counters since the start, and the present numbers of requests, frames and cached prefixes."""
         return {
             **self.scheduler.stats(),
-            "num_traces": self.runner.num_traces,
+            "num_traces": self.runner.programs.num_traces,
             "memory_bytes": self.sizes.state_bytes,
         }
 

@@ -19,7 +19,7 @@ from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
 from hybrid_jax.api.questions import all_logprobs
 from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, shapes_of
-from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.programs.programs import Programs
 from tests.api.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
 
@@ -294,7 +294,7 @@ def test_a_warm_up_counts_on_when_other_calls_compile_between():
     config, params = tiny_model("bamba")
     with LLM.from_params(config, params, quiet=True, max_rows=1, max_model_len=64) as llm:
         runner = llm._engine.runner
-        counts = counted(runner.compiling)
+        counts = counted(runner.programs.compiling)
         programs = runner.warm_ups()[:3]
         for program in reversed(programs):
             program.run()
@@ -321,7 +321,7 @@ def test_a_terminal_that_goes_away_harms_nobody(compiling, look, monkeypatch):
 
 def test_a_real_engine_counts_the_programs_a_call_needs(look, monkeypatch, no_bars):
     terminal = look()
-    monkeypatch.setattr(Runner, "_compile_beside", lambda *given: None)  # without a word
+    monkeypatch.setattr(Programs, "compile_beside", lambda *given: None)  # without a word
     config, params = tiny_model("bamba")
     shapes = {"max_rows": 2, "prefill_tokens": 32, "max_model_len": 96}
     monkeypatch.setattr(progress_bar, "EVERY", 1000.0)

@@ -176,7 +176,7 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
         return state, struct(SLOT_WRITES), struct(SLOT_WRITES, runner.model.geometry.state_frames)
     shape, variant = key
     adjust = adjust_struct(runner) if variant.adjusts else None
-    size = runner.layout(kind, shape, adjusts=variant.adjusts).size
+    size = runner.programs.layout(kind, shape, adjusts=variant.adjusts).size
     step = next(step for step in runner.kinds if step.name == kind)
     rest = [struct(*x.shape, dtype=x.dtype) for x in step.inert(shape)]
     if kind == "fork":
@@ -202,7 +202,7 @@ def compile_step(runner: Runner, kind: str, *key) -> Program:
     adjust = next((arg for arg in args if isinstance(arg, Adjust)), None)
     # Buffers are settled before LLVM, whose own optimisation would take most of the time.
     quick = {"xla_backend_optimization_level": 0}
-    compiled = runner.executable(kind, *key).lower(*args).compile(compiler_options=quick)
+    compiled = runner.programs.get(kind, *key).lower(*args).compile(compiler_options=quick)
     memory = compiled.memory_analysis()
     return Program(
         state=state,

@@ -106,7 +106,7 @@ class Kept:
 @contextlib.contextmanager
 def undonated(engine: Engine) -> Iterator[None]:
     """Programs that decode leave their arguments as they are."""
-    executables = engine.runner._executables
+    executables = engine.runner.programs.made
     donating = {key: run for key, run in executables.items() if key[0] == "decode"}
 
     executables.update({key: Kept(run) for key, run in donating.items()})

@@ -75,19 +75,19 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     engine = tiny_engine(exact=exact)
     runner = engine.runner
     # What would be compiled in the background is compiled at once, so that it can be counted.
-    runner._background.compile = lambda key, prepare: prepare()()
+    runner.programs._background.compile = lambda key, prepare: prepare()()
     run_traffic(engine, num_requests=12, seed=0)
     run_traffic(engine, num_requests=3, seed=1, logprobs=True)
-    assert runner.num_traces == len(runner._executables) == engine.stats()["num_traces"]
+    assert runner.programs.num_traces == len(runner.programs.made) == engine.stats()["num_traces"]
     # What fits is compiled while larger programs serve, and then nothing more.
     for _ in range(4):
-        before = runner.num_traces
+        before = runner.programs.num_traces
         run_traffic(engine, num_requests=12, seed=0)
-        assert runner.num_traces == len(runner._executables)
-    assert runner.num_traces == before
-    kinds = collections.Counter(kind for kind, *_ in runner._executables)
+        assert runner.programs.num_traces == len(runner.programs.made)
+    assert runner.programs.num_traces == before
+    kinds = collections.Counter(kind for kind, *_ in runner.programs.made)
     assert set(kinds) <= KINDS
-    steps = [key for key in runner._executables if len(key) == 3]
+    steps = [key for key in runner.programs.made if len(key) == 3]
     assert {key[1] for key in steps} <= set(all_buckets(runner))
     # Log-probabilities need shapes of their own, except where one executable serves all.
     assert {key[2].num_logprobs > 0 for key in steps} == ({True} if exact else {False, True})
@@ -106,7 +106,7 @@ def test_nothing_is_traced_after_a_warmup(settings):
     assert (
         count
         == moves + 1 + len(shapes)  # and one that writes slots
-        == engine.runner.num_traces
+        == engine.runner.programs.num_traces
     )
     assert names[0] == "move_row"
     for shape, name in zip(shapes, names[-len(shapes) :], strict=True):
@@ -114,12 +114,12 @@ def test_nothing_is_traced_after_a_warmup(settings):
     assert len(set(names)) == len(names)
     assert not engine.runner.state.arena[1:].any()  # a warm-up writes to the sink alone
     run_traffic(engine, num_requests=14, seed=2)
-    assert engine.runner.num_traces == count
+    assert engine.runner.programs.num_traces == count
     assert warmed(engine) == names
-    assert engine.runner.num_traces == count
+    assert engine.runner.programs.num_traces == count
     run_traffic(engine, num_requests=2, seed=3, logprobs=True)
     # Shapes with log-probabilities come when they are asked for; exact mode's one shape has them.
-    assert (engine.runner.num_traces > count) != engine.engine_config.exact
+    assert (engine.runner.programs.num_traces > count) != engine.engine_config.exact
 
 
 @left_to_all
@@ -127,7 +127,7 @@ def test_a_warmup_covers_what_it_is_asked_for():
     engine = tiny_engine(max_rows=2, prefill_tokens=32, max_model_len=128)
     names = warmed(engine, logprobs=True, adjusts=True)
     count = len(names)
-    assert count == engine.runner.num_traces == len(set(names))
+    assert count == engine.runner.programs.num_traces == len(set(names))
     run_traffic(engine, num_requests=4, seed=3, logprobs=True)
     params = SamplingParams(repetition_penalty=1.2, logprobs=1, max_tokens=9)
     for n in range(2):
@@ -138,7 +138,7 @@ def test_a_warmup_covers_what_it_is_asked_for():
         engine.add(request)
     while engine.has_work:
         engine.step()
-    assert engine.runner.num_traces == count
+    assert engine.runner.programs.num_traces == count
 
 
 def test_a_model_without_state_warms_no_slots():
@@ -147,7 +147,7 @@ def test_a_model_without_state_warms_no_slots():
     )
     count = len(warmed(engine))
     shapes = all_buckets(engine.runner)
-    assert count == engine.runner.num_traces == 1 + len(shapes)
+    assert count == engine.runner.programs.num_traces == 1 + len(shapes)
 
 
 def test_tokens_that_are_there_do_not_wait_for_the_compiler(monkeypatch):

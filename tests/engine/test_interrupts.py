@@ -17,8 +17,9 @@ import pytest
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs.programs import Programs
+from hybrid_jax.engine.programs.serving import Serving
 from hybrid_jax.engine.runner import Pending, Runner
-from hybrid_jax.engine.serving import Serving
 from hybrid_jax.engine.steps import step as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
@@ -40,14 +41,13 @@ TURN = (
     Runner.execute,
     Runner._dispatch,
     Runner._write_slots,
-    Runner._step_program,
+    Programs.choose,
     *(Serving.choose, Serving.begin),
     Runner._run,
-    Runner._call,
+    Runner._arguments,
     StepKind.variant,
     Runner._load_adjust,
-    Runner.executable,
-    Runner.layout,
+    *(Programs.get, Programs.layout),
     *(Prefill.bucket, Decode.bucket),
     *(StepKind.pack, StepKind.values),
     Pending.read,
@@ -291,9 +291,9 @@ def serve_with_two_interrupts(engine: Engine, function, number: int):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_dispatch_that_fails_or_is_never_bound(engine, expected, monkeypatch, kind, error, when):
     """`after`: the state was donated and consumed, and what came back was never bound."""
-    real, calls, consumed = Runner.executable, [], []
+    real, calls, consumed = Programs.get, [], []
 
-    def executable(self, name, *key):
+    def get(self, name, *key):
         run = real(self, name, *key)
         if name != kind:
             return run
@@ -303,7 +303,7 @@ def test_a_dispatch_that_fails_or_is_never_bound(engine, expected, monkeypatch, 
             if len(calls) != 2:
                 return run(*args)
             if when == "after":
-                state = self.state
+                state = engine.runner.state
                 jax.block_until_ready(run(*args))
                 consumed.append(state.arena.is_deleted())
             raise error(f"{kind} failed")
@@ -311,7 +311,7 @@ def test_a_dispatch_that_fails_or_is_never_bound(engine, expected, monkeypatch, 
         return failing
 
     engine.reset_prefix_cache()
-    monkeypatch.setattr(Runner, "executable", executable)
+    monkeypatch.setattr(Programs, "get", get)
     reported, raised = serve(engine, make_requests())
     assert raised == 1 and reported == expected
     assert consumed == ([True] if when == "after" else [])
@@ -335,12 +335,12 @@ def test_an_error_on_the_device_surfaces_where_results_are_read(engine, expected
 def test_a_failure_that_stays_is_raised_every_time_and_ends_with_its_cause(
     engine, expected, monkeypatch
 ):
-    def executable(self, name, *key):
+    def get(self, name, *key):
         raise Interrupted(f"no {name} today")
 
     requests = make_requests()
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "executable", executable)
+        patch.setattr(Programs, "get", get)
         for request in requests:
             engine.add(request)
         for _ in range(3):

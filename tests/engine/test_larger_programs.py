@@ -37,7 +37,7 @@ def engine(monkeypatch):
     made = coarse_engine()
     made.background = {}
     monkeypatch.setattr(
-        made.runner._background,
+        made.runner.programs._background,
         "compile",
         lambda key, make: made.background.setdefault(key, make()),
     )
@@ -47,7 +47,7 @@ def engine(monkeypatch):
 
 def compiled(engine) -> set[tuple[int, int]]:
     """Rows and tokens of the steps that are compiled."""
-    known = engine.runner._executables.items()
+    known = engine.runner.programs.made.items()
     return {sizes(key[1]) for key, program in known if len(key) == 3 and program.compiled}
 
 
@@ -196,7 +196,7 @@ def test_after_close_no_further_program_is_begun():
     engine = coarse_engine()
     compile_the_largest(engine)
     generate(engine)
-    pool = engine.runner._background._pool
+    pool = engine.runner.programs._background._pool
     engine.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(print)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine import serving
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.serving import StepKey
+from hybrid_jax.engine.programs import serving
+from hybrid_jax.engine.programs.serving import StepKey
 from hybrid_jax.engine.steps.step import PLAIN, WHOLE, StepKind
 from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
@@ -39,7 +39,7 @@ class Chooser:
     """What an engine chooses where the given programs are there."""
 
     def __init__(self, engine: Engine, *there: StepKey) -> None:
-        self.serving = engine.runner.serving
+        self.serving = engine.runner.programs.serving
         self.serving._programs = dict.fromkeys(there, COMPILED)
         self.kinds = {kind.name: kind for kind in engine.runner.kinds}
 
@@ -234,7 +234,7 @@ def answers(engine: Engine, requests: list[Request]) -> dict[str, tuple]:
 
 
 def programs(engine: Engine) -> list[tuple]:
-    return list(engine.runner._executables)
+    return list(engine.runner.programs.made)
 
 
 def test_a_mixed_load_compiles_few_programs_and_says_the_same_as_one_request_at_a_time(monkeypatch):
@@ -266,7 +266,7 @@ def test_a_program_that_can_do_everything_gives_plain_rows_the_same_bits(model):
     states = {}
     for asks_more in (False, True):
         engine = tiny_engine(model, max_rows=2, prefill_tokens=64, max_model_len=128)
-        engine.runner.serving.asks_more = asks_more
+        engine.runner.programs.serving.asks_more = asks_more
         requests = [
             Request(
                 request_id=str(number),

@@ -118,8 +118,8 @@ def test_the_compiler_counts_the_flops_that_are_counted_for_a_prompt(cut, group)
         shape for shape in prefill.buckets() if (shape.tokens, shape.after_cut) == (64, after_cut)
     )
     state = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), runner.specs)
-    size = runner.layout("prefill", shape, adjusts=False).size
+    size = runner.programs.layout("prefill", shape, adjusts=False).size
     batch = jax.ShapeDtypeStruct((1, size), np.int32)
-    lowered = runner.executable("prefill", shape, Variant()).lower(params, state, None, batch)
+    lowered = runner.programs.get("prefill", shape, Variant()).lower(params, state, None, batch)
     found = lowered.compile().cost_analysis()["flops"]
     assert found == pytest.approx(prefill_flops(config, 64), rel=0.03)

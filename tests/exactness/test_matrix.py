@@ -414,7 +414,7 @@ def test_few_rows_and_many_give_the_same_tokens(bench_of, name, few, many):
     ]
     excused = len(benches[0].plain.excused)
     runs = [bench.check(jobs) for bench in benches]
-    shapes = [key[1] for key in benches[1].engine.runner._executables if len(key) == 3]
+    shapes = [key[1] for key in benches[1].engine.runner.programs.made if len(key) == 3]
     assert max(shape.rows for shape in shapes) == 24
     differ = sum(a != b for a, b in zip(runs[0].outputs, runs[1].outputs, strict=True))
     assert differ <= len(benches[0].plain.excused) - excused

@@ -34,7 +34,9 @@ def test_an_engine_draws_the_same_tokens_by_either_kernel():
     settings = EngineConfig(kernels="pallas", **SMALL | {"steps_per_dispatch": 2})
     for sampling in ("pallas", "triton"):
         engine = Engine(config, redrawn(config, seed=2), settings)
-        engine.runner.model = replace(engine.runner.model, sampling=sampling)
+        programs = engine.runner.programs
+        backend = replace(programs.model.backend, sampling=sampling)
+        programs.model = replace(programs.model, backend=backend)
         asked = [replace(request, max_tokens=3) for request in requests()[1:4:2]]
         for request in asked:
             engine.add(request)

@@ -146,7 +146,7 @@ def test_an_engine_with_the_least_memory_serves_short_requests():
 
 def count_held(runner, monkeypatch):
     """Steps are compiled but not run: bytes that each holds beside what it is given, and what compiles one."""
-    build, held = runner.executable, {}
+    build, held = runner.programs.get, {}
 
     def compiled(kind, *key):
         def call(*args):
@@ -160,7 +160,7 @@ def count_held(runner, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(runner, "executable", compiled)
+    monkeypatch.setattr(runner.programs, "get", compiled)
     return held, compiled
 
 

@@ -1,5 +1,5 @@
-"""Compiled programs: compiling them, also ahead and in the background, and keeping them on disk.
+"""Compiled programs: which one runs a dispatch, compiling them, also ahead and in the background, keeping them on disk.
 
-May import: machine, pallas_kernels, process.
+May import: config, costs, engine.pack, engine.steps, machine, pallas_kernels, process, schedule, state.
 Packages: jax.
 """
