@@ -38,6 +38,7 @@ class Seats:
         self.rows[sequence.row] = sequence
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.arrival)
+        # What it finds of its own tokens when it comes back is no hit.
         if sequence.request.num_preemptions == 0 and not sequence.request.output:
             sequence.request.num_cached_tokens = hit_len
 
@@ -98,6 +99,7 @@ class Admission:
                 continue
             match, patient = None, sequence.num_overtaken < self.patience
             if self.memory.tree is not None and sequence.uses_cache:
+                # As long as the promise stands there is no need to look the prompt up again.
                 if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
                     passed.append(sequence)
                     continue
@@ -109,7 +111,7 @@ class Admission:
                     continue
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
-                break
+                break  # not the next one: small requests would take the memory that a large one waits for
             if self.memory.history is not None:
                 self.memory.history.seated(sequence, match, hit_len)
             for earlier in passed:
@@ -119,6 +121,7 @@ class Admission:
             num_free -= 1
             if sequence.sibling_group is not None:
                 computing = self._sibling_groups_computed(turn)
+            # Before its chunk, which ends at a checkpoint that is wanted; and those behind it see what will come.
             self.memory.promise(sequence)
             turn.chunk(sequence)
         for sequence in admitted:

@@ -144,12 +144,14 @@ class Memory:
         geometry = self.geometry
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
+        # The hit may end inside a page that another row goes on writing. This row then copies it to its first new page.
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
         fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
         own = self._will_checkpoint(sequence, hit_len)
         page_frames = (fresh + reserve) * geometry.frames_per_page
         if not self._room_for(page_frames, own, match if hit_len else None):
             return None
+        # From here to `acquire` nothing is evicted, so the match still holds.
         (new, sequence.reserved_slot), slot = self._take(fresh, own), 0
         if match is not None:
             pages, slot = self.holds.acquire(match)
@@ -229,6 +231,7 @@ class Memory:
         page_tokens = self.geometry.page_tokens
         if not page_tokens:
             return num_tokens
+        # One page after the other: a little memory still lets the row take some steps.
         covered, new = len(sequence.pages) * page_tokens, 0
         while covered < num_tokens and self.make_room((new + 1) * self.geometry.frames_per_page):
             covered += page_tokens
@@ -247,6 +250,7 @@ class Memory:
         if not self.geometry.has_state:
             return 0
         slot = sequence.slot
+        # Nobody else reads it, so a fold may overwrite it, and the reserve goes to others.
         if slot and self.slots.holders(slot) == 1:
             if not (self._keeps_present(sequence) and self._has_other_slot(sequence)):
                 self.give_back_reserve(sequence)
@@ -256,6 +260,7 @@ class Memory:
             return slot
         if self.make_room(0, 1):
             return self.holds.allocate_slot()
+        # If the tree is the other holder, its entry counts less than a row that could not go on.
         if slot and self.slots.holders(slot) == 2 and self.tree is not None:
             if self.tree.disown(slot):
                 return slot
@@ -322,6 +327,7 @@ class Memory:
         """
         if sequence.phase is not Phase.STOPPING:
             self.let_go_kept(sequence)  # the text goes on after the results before these
+        # The plan counted all its steps as taken; a stop token or a draft that was not accepted ends them sooner.
         sequence.position -= num_planned - num_tokens
         sequence.real_position += num_tokens
         if sequence.real_position > sequence.real_checkpoint + self.geometry.grain:
@@ -336,6 +342,7 @@ class Memory:
             if old and old != sequence.slot and sequence.may_be_cut and not sequence.kept_slot:
                 sequence.kept_slot, sequence.kept_checkpoint = old, before
             elif old != sequence.slot:
+                # A plan in flight may name it too, but the row has folded by then and reads the later one.
                 self.holds.release_slot(old)
 
     # --- the prefix tree ------------------------------------------------------------------------

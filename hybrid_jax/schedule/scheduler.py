@@ -226,6 +226,7 @@ class Scheduler:
         for sequence in list(self.seats.running):
             if sequence.running:  # it may just have been preempted for an older one
                 self._advance(turn, sequence)
+        # As long as memory is short for those that run, nobody is let in.
         if not (self._drain or turn.preempted):
             self.admission.admit(turn)
             self.admission.fork(turn)
@@ -239,6 +240,7 @@ class Scheduler:
             if self._flights:
                 self._drain = True  # which sequence to preempt is known once every result is in
                 return
+            # The youngest. So the oldest goes only if it is alone, and alone it will fit when it comes back.
             victim = self.seats.running[-1]
             self._preempt(victim)
             turn.preempted = True
@@ -305,6 +307,7 @@ class Scheduler:
             )
         self._flights.popleft()
         sequences = plan.sequences
+        # Before the rows are settled: a sequence that fails there ends at once unless another plan names it.
         for sequence in sequences:
             sequence.num_flights -= 1
         news: dict[Sequence, NewTokens] = {}
@@ -321,6 +324,7 @@ class Scheduler:
 
     def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
         sequence, tokens = row.sequence, row.new_tokens
+        # After a stop token the row is inert, so the plans that were in flight bring nothing for it.
         most = 0 if sequence.stopped else row.most_tokens
         least = 0 if row.not_finite else min(1, most)
         if not least <= len(tokens) <= most:
@@ -342,6 +346,7 @@ class Scheduler:
         """Appends new tokens and ends the sequence at a stop token or its limit."""
         sequence = row.sequence
         if sequence.phase is Phase.STOPPING:
+            # Nobody is told, but the tree must know which tokens the pages hold.
             sequence.accept(row.new_tokens)
             return
         entry = news.setdefault(sequence, NewTokens(request=sequence.request))

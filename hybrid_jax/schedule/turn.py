@@ -65,6 +65,7 @@ class Turn:
         target = next(free, len(rows))
         for sequence in reversed(seated):
             source = sequence.row
+            # The shape is that of the highest row. Between two of its sizes, a move would gain nothing.
             if not any(target < size <= source for size in self.shapes.decode_rows):
                 return
             if sequence.phase is Phase.DECODE:
@@ -80,9 +81,11 @@ class Turn:
             return True
         end = start + self._chunk_tokens(sequence.goal - start)
         last = geometry.align(sequence.goal - 1)
+        # A checkpoint comes only at the end of a chunk, so the chunk ends where others will resume.
         if geometry.has_state:
             end = min([end, *(w for w in sequence.wanted if start < w < last)])
         final = end == sequence.goal
+        # A row that decodes needs at least one token in its ring: the last checkpoint stays before the prompt's end.
         checkpoint = max(geometry.align(end - 1), start) if final else end
         slot: int | None = sequence.slot
         if checkpoint > start:
@@ -108,6 +111,7 @@ class Turn:
         )
         if checkpoint > start:
             self.memory.advance(sequence, checkpoint, slot)
+            # Other checkpoints stay out of the tree: nobody shares them, so the next chunk may overwrite them.
             if not geometry.has_state or checkpoint in sequence.wanted:
                 self._published.append(sequence)
         sequence.position = sequence.real_position = end
@@ -151,11 +155,14 @@ class Turn:
         if sequence.request.one_by_one and sequence.num_flights:
             return True  # which tokens may come next depends on what is in flight
         most = 1 if sequence.request.one_by_one else self._num_steps * self.plan.window
+        # The last token that the limit allows is drawn and never fed.
         tokens = min(most, sequence.limit - position - 1)
         if tokens <= 0:
             return True  # it waits for its last results
+        # Pages for fewer tokens mean fewer steps; nobody is preempted as long as there is one.
         tokens = min(tokens, memory.grow(sequence, position + tokens) - position)
         checkpoint = geometry.checkpoint(position)
+        # So many tokens fit into the ring. The next one needs a fold first, and the fold needs a slot.
         before_fold = checkpoint + geometry.grain - position
         if 0 < tokens and before_fold < tokens:
             target = memory.slot_to_write(sequence)
@@ -168,6 +175,8 @@ class Turn:
                 return False
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
+        # Whether a fold in flight took place is not known yet, because the row may have met a stop token before it. So
+        # the plan names the last checkpoint that is known and the slot of all later ones. The device chooses by length.
         folds = geometry.checkpoint(position + tokens) > sequence.real_checkpoint
         self.plan.decode.append(
             DecodeRow(

@@ -103,6 +103,7 @@ class OrderedCandidates(EvictionPolicy):
         self._serial += 1
         entry = self.candidates[node] = (key, self._serial, node)
         heapq.heappush(self._heap, entry)
+        # Every use leaves an outdated entry. Once most are outdated the heap is made anew, so it stays small.
         if len(self._heap) > 64 + 2 * len(self.candidates):
             self._heap = list(self.candidates.values())
             heapq.heapify(self._heap)
@@ -177,6 +178,7 @@ class Candidates:
 
     def pop_victim(self) -> Node | None:
         """Takes out what is to be evicted next; None when nothing may go."""
+        # What waiting prompts will use is known; whether anything else comes back is a guess.
         node = self.evictable.pop()
         return self.expected.pop() if node is None else node
 

@@ -98,6 +98,8 @@ class SpanTree:
 
     def split(self, node: Node, offset: int) -> Node:
         """Puts a new node above, ending `offset` tokens into this one; both list a page that the cut hits."""
+        # The lower part stays the same node, because checkpoints, promises and pins belong to its end. Prompts that
+        # wait for it run through the upper part, too.
         upper = Node(
             node.tokens[:offset], node.start, parent=node.parent, last_use=node.last_use,
             num_expected=node.num_expected, expected_until=node.expected_until,
