@@ -273,7 +273,7 @@ def _costs_of_pass(
     model: ModelConfig, read: Weights, engine: EngineConfig, costs: Costs, on_cpu: bool
 ) -> StepCosts:
     """Costs of a pass through layers, of which it reads these weights."""
-    mixtures = _mixtures(model.parts, engine)
+    mixtures = _mixtures(model, engine)
     idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
     return StepCosts(
         weight_bytes=_bytes(read, engine.dtype) - idle,
@@ -329,16 +329,20 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     return DraftingCosts(max(speculation.depths), tokens, step)
 
 
-def _mixtures(blocks: Sequence[tuple[Block, int]], engine: EngineConfig) -> tuple[Mixture, ...]:
+def _mixtures(model: ModelConfig, engine: EngineConfig) -> tuple[Mixture, ...]:
     found: dict[tuple[int, int], int] = {}
-    for block, width in blocks:
+    for block, width in model.parts:
         if isinstance(block, MoE) and block.num_experts > block.top_k:
-            kind = kind_of(block)
-            idle = _size(kind.weights(block, width)) - kind.active_weights(block, width)
+            tree = kind_of(block).weights(block, width)
+            experts = [
+                replace(tree[name], format=model.matrices)
+                for name in ("up", "down", "up_bias", "down_bias")
+                if name in tree
+            ]
             key = block.num_experts, block.top_k
-            found[key] = found.get(key, 0) + idle // (block.num_experts - block.top_k)
-    item = ITEM_BYTES[engine.dtype]
-    return tuple(Mixture(*key, expert_bytes=size * item) for key, size in found.items())
+            size = sum(weight.num_bytes(engine.dtype) for weight in experts)
+            found[key] = found.get(key, 0) + size // block.num_experts
+    return tuple(Mixture(*key, expert_bytes=size) for key, size in found.items())
 
 
 def _size(weights: Weights) -> int:

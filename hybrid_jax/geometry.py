@@ -176,12 +176,22 @@ def token_words(entry: PageEntry, dtype: str) -> int:
     """Words of what one layer keeps of a token in its pages, without scales.
 
     Raises:
-        ValueError: a head does not fill whole words.
+        ValueError: a head, or an entry, does not fill whole words.
     """
     if dtype == FP8 and entry.scaled % 4:
         raise ValueError(
             f"Geometry: kv_cache_dtype='fp8' needs head sizes that are multiples of 4, got {entry.scaled}; "
             "use kv_cache_dtype='auto'"
+        )
+    if dtype == FP8 and entry.elements % entry.scaled:
+        raise ValueError(
+            f"Geometry: {entry.elements} elements of a token must be a multiple of those that share a scale, got "
+            f"{entry.scaled}"
+        )
+    if entry.elements * ITEM_BYTES[dtype] % 4:
+        raise ValueError(
+            f"Geometry: what a layer keeps of a token must fill words of 4 bytes, got {entry.elements} elements of "
+            f"{dtype}"
         )
     return entry.elements * ITEM_BYTES[dtype] // 4
 

@@ -9,10 +9,10 @@ from hybrid_jax.config import (
     Attention,
     Block,
     Layer,
+    LowRank,
     Mamba2,
     Residual,
     Rope,
-    Shared,
     residual_layer,
 )
 
@@ -33,13 +33,17 @@ def _of_two(**form) -> Layer:
 
 PLAIN = residual_layer(mixers=(MAMBA,), mlp=FEED)
 # Attention and an MLP whose results are put aside; they are added to what the recurrent block reads, and to nothing
-# else. Later uses of them change some matrices.
+# else. Each use of them may change some matrices.
 ASIDE = (
-    Block(parts=(WIDE,), reads="joined", adds=None),
+    Block(parts=(WIDE,), reads="joined", adds=None, change=LowRank(matrices=("qkv",), rank=2)),
     Block(parts=(FEED,), reads="aside", adds=None),
     Block(parts=(MAMBA,), reads="both"),
 )
-CHANGED = (("qkv",), ("up", "down"))
+AGAIN = (
+    replace(ASIDE[0], weights=(0, 0), change=LowRank(matrices=("qkv",), rank=3)),
+    replace(ASIDE[1], weights=(0, 1), change=LowRank(matrices=("up", "down"), rank=3)),
+    ASIDE[2],
+)
 
 LAYERS: dict[str, tuple[Layer, ...]] = {
     "norms_after": (_of_two(norm="after"), PLAIN),
@@ -49,22 +53,7 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
         PLAIN,
         _of_two(adds=Residual(keep=0.8, gain=1.2)),
     ),
-    "shared_with_changes": (
-        _layer(*ASIDE),
-        PLAIN,
-        _layer(
-            *(
-                Block(
-                    parts=block.parts,
-                    reads=block.reads,
-                    adds=None,
-                    weights=Shared(of=(0, number), changed=changed, rank=3),
-                )
-                for number, (block, changed) in enumerate(zip(ASIDE, CHANGED, strict=False))
-            ),
-            ASIDE[2],
-        ),
-    ),
+    "shared_with_changes": (_layer(*ASIDE), PLAIN, _layer(*AGAIN)),
     "looped": (PLAIN, _of_two(), PLAIN.again(0), _of_two().again(1), PLAIN.again(0)),
     "side_by_side_with_an_mlp": (_layer(Block(parts=(FEED, ATTENTION, MAMBA))),),
 }
@@ -82,12 +71,7 @@ def one_of_each() -> tuple[Layer, ...]:
     )
     aside, _, changed = LAYERS["shared_with_changes"]
     moved = [
-        block if block.weights is None else replace(block, weights=_moved(block.weights, 3))
+        block if block.weights is None else replace(block, weights=(3, block.weights[1]))
         for block in changed.blocks
     ]
     return after, both, of_normed, aside, Layer(blocks=tuple(moved)), after.again(0)
-
-
-def _moved(shared: Shared, layers: int) -> Shared:
-    layer, number = shared.of
-    return replace(shared, of=(layer + layers, number))

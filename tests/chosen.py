@@ -46,7 +46,8 @@ def places_of(item: pytest.Item) -> tuple[str, str]:
 
 def folder_of(nodeid: str) -> str:
     """The folder below tests/ in which a test stands; "tests" for one beside the folders."""
-    return Path(nodeid.partition("::")[0]).parts[1:-1][0] if nodeid.count("/") > 1 else "tests"
+    folders = Path(nodeid.partition("::")[0]).parts[1:-1]
+    return folders[0] if folders else "tests"
 
 
 class Chosen:

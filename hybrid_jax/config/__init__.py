@@ -9,8 +9,8 @@ from hybrid_jax.config.backend import XLA as XLA
 from hybrid_jax.config.backend import Backend as Backend
 from hybrid_jax.config.block import Block as Block
 from hybrid_jax.config.block import Layer as Layer
+from hybrid_jax.config.block import LowRank as LowRank
 from hybrid_jax.config.block import Residual as Residual
-from hybrid_jax.config.block import Shared as Shared
 from hybrid_jax.config.block import residual_layer as residual_layer
 from hybrid_jax.config.cut import regrouped as regrouped
 from hybrid_jax.config.cut import with_asked_cut as with_asked_cut

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hybrid_jax.config.checks import must, one_of, positive, require
+from hybrid_jax.config.checks import one_of, positive, require
 from hybrid_jax.config.layers import FeedForward, Mixer, is_feed_forward, is_mixer
 
 BlockPlace = tuple[int, int]  # of a block: its layer, and its number among the layer's blocks
-NORMS = ("before", "after", "both")
+NORMS = ("before", "after", "both", "none")
 READS = ("stream", "joined", "aside", "both")
 
 
@@ -37,23 +37,20 @@ class Residual:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
-    """The weights of an earlier block, with a change of low rank.
+class LowRank:
+    """What a block adds to some of its matrices: products of two narrow ones (arXiv 2106.09685, without a factor).
 
     Attributes:
-        of: the block whose weights these are; it has its own.
-        changed: names of the matrices to which a product of two narrow ones is added, which each use has for itself.
-        rank: inner size of these products.
+        matrices: their names among the weights of its parts.
+        rank: inner size of the products.
     """
 
-    of: BlockPlace
-    changed: tuple[str, ...] = ()
-    rank: int = 0
+    matrices: tuple[str, ...]
+    rank: int
 
     def __post_init__(self) -> None:
-        if self.changed:
-            positive(self, "rank")
-        must(self, "rank", bool(self.changed) or self.rank == 0, "0 if no matrix changes")
+        require(bool(self.matrices), "LowRank", "needs the name of a matrix")
+        positive(self, "rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +59,39 @@ class Block:
 
     Attributes:
         parts: mixers and feed-forward blocks that all take the same input; their results are summed. Usually one.
-        norm: where it has norms: "before" the parts, "after" them, or "both".
+        norm: where it has norms: "before" the parts, "after" them, "both", or "none".
         reads: the "stream"; the stream "joined" with the token's embedding, of twice the width; the result that was put
             "aside" last; or "both", the sum of the stream and that result.
         adds: how the result joins the stream; None if it is put aside for later blocks.
-        weights: None for weights of its own.
+        weights: the earlier block whose weights it uses; None for weights of its own.
+        change: what it adds to some of these matrices, of its own also where the weights are another's.
     """
 
     parts: tuple[Mixer | FeedForward, ...]
-    norm: Literal["before", "after", "both"] = "before"
+    norm: Literal["before", "after", "both", "none"] = "before"
     reads: Literal["stream", "joined", "aside", "both"] = "stream"
     adds: Residual | None = Residual()
-    weights: Shared | None = None
+    weights: BlockPlace | None = None
+    change: LowRank | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.parts), "Block", "needs a mixer or a feed-forward block")
         one_of(self, "norm", NORMS)
         one_of(self, "reads", READS)
         if self.adds is not None and self.adds.of == "normed":
-            good = self.norm != "after" and self.reads == "stream"
+            good = self.has_norm_before and self.reads == "stream"
             what = "a residual of the normed input needs a norm before, of the stream, got"
             require(good, "Block", f"{what} norm={self.norm!r}, reads={self.reads!r}")
+
+    @property
+    def has_norm_before(self) -> bool:
+        """Whether its input is normed."""
+        return self.norm in ("before", "both")
+
+    @property
+    def has_norm_after(self) -> bool:
+        """Whether its result is normed."""
+        return self.norm in ("after", "both")
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -97,8 +106,9 @@ class Block:
     def is_plain(self) -> bool:
         """Whether it is of the usual form, with weights of its own: a norm, the parts, a sum."""
         adds = self.adds
-        plain = self.norm == "before" and self.reads == "stream" and self.weights is None
-        return plain and adds is not None and adds.is_sum
+        own = self.weights is None and self.change is None
+        usual = self.norm == "before" and self.reads == "stream"
+        return own and usual and adds is not None and adds.is_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +146,17 @@ class Layer:
     def again(self, index: int) -> Layer:
         """The same layer with the weights of layer `index`, an earlier one like it."""
         blocks = [
-            replace(block, weights=Shared(of=(index, number)))
-            for number, block in enumerate(self.blocks)
+            replace(block, weights=(index, number)) for number, block in enumerate(self.blocks)
         ]
         return Layer(blocks=tuple(blocks))
 
     def with_gain(self, gain: float) -> Layer:
-        """The same layer, all of whose blocks add `gain` times their result."""
-        adds = Residual(gain=gain)
-        return Layer(blocks=tuple(replace(block, adds=adds) for block in self.blocks))
+        """The same layer, all of whose blocks that add their result add `gain` times that."""
+        blocks = [
+            block if block.adds is None else replace(block, adds=replace(block.adds, gain=gain))
+            for block in self.blocks
+        ]
+        return Layer(blocks=tuple(blocks))
 
     @property
     def is_plain(self) -> bool:
@@ -166,21 +178,28 @@ class BlockNames:
     Attributes:
         norm, after: of the norm before its parts, and after them.
         parts: of the weights of its parts: a list, or those of a feed-forward block that is alone.
+        changes: of what is added to some of these, in the same form.
     """
 
     norm: str
     after: str
     parts: str
+    changes: str
 
 
 def _names(blocks: Iterable[Block]) -> Iterator[BlockNames]:
     seen = {"mixers": 0, "mlp": 0}
     for block in blocks:
-        parts = "mlp" if block.parts and is_alone(block) else "mixers"
+        parts = "mlp" if is_alone(block) else "mixers"
         prefix = "mlp_" if parts == "mlp" else ""
         seen[parts] += 1
         number = "" if seen[parts] == 1 else f"_{seen[parts]}"
-        yield BlockNames(f"{prefix}norm{number}", f"{prefix}after_norm{number}", parts + number)
+        yield BlockNames(
+            norm=f"{prefix}norm{number}",
+            after=f"{prefix}after_norm{number}",
+            parts=f"{parts}{number}",
+            changes=f"{parts}_changes{number}",
+        )
 
 
 def is_alone(block: Block) -> bool:

@@ -87,7 +87,13 @@ class ModelConfig:
             self._check_draft(self.draft)
         self._check_cut()
         for layers in (self.layers, self.mtp):
-            _check_shared(layers)
+            _check_blocks(layers)
+        blocks = [block for layer in self.layers for block in layer.blocks]
+        of_normed = any(block.adds and block.adds.of == "normed" for block in blocks)
+        why = "False where a residual is of the normed input, which is of the model's dtype"
+        must(self, "residual_in_fp32", not (self.residual_in_fp32 and of_normed), why)
+        joined = any(block.reads == "joined" for layer in self.mtp for block in layer.blocks)
+        must(self, "mtp", not joined, "layers that read the stream alone", "one with the embedding")
 
     def _check_cut(self) -> None:
         if self.cut is None:
@@ -223,22 +229,29 @@ class ModelConfig:
         return tuple(mixer for mixer in self.mixers(object) if keeps_pages(mixer))
 
 
-def _check_shared(layers: Sequence[Layer]) -> None:
-    """Blocks that share weights name an earlier block, which computes the same with weights of its own."""
+def _check_blocks(layers: Sequence[Layer]) -> None:
+    """Blocks that share weights name an earlier block, which computes the same with weights of its own.
+
+    What is read from aside has been put there.
+    """
     seen: dict[BlockPlace, Block] = {}
     for index, layer in enumerate(layers):
         for number, block in enumerate(layer.blocks):
-            if (shared := block.weights) is not None:
-                source = seen.get(shared.of)
-                what = None
+            where = f"ModelConfig: block {number} of layer {index}"
+            if block.reads in ("aside", "both") and all(b.adds is not None for b in seen.values()):
+                raise ValueError(f"{where} reads {block.reads!r}, and none before it puts aside")
+            if block.weights is not None:
+                source, what = seen.get(block.weights), None
                 if source is None:
                     what = "which is no (layer, block) before it"
                 elif source.weights is not None:
                     what = "which has none of its own"
-                elif replace(block, weights=None, adds=source.adds) != source:
+                elif (block.parts, block.norm, block.reads) != (
+                    source.parts,
+                    source.norm,
+                    source.reads,
+                ):
                     what = f"so both must compute the same, got {block} and {source}"
                 if what is not None:
-                    raise ValueError(
-                        f"ModelConfig: block {number} of layer {index} shares weights of {shared.of}, {what}"
-                    )
+                    raise ValueError(f"{where} shares weights of {block.weights}, {what}")
             seen[index, number] = block

@@ -34,9 +34,11 @@ class Mamba1Kind(RecurrentKind):
     def weights(self, spec: Mamba1, width: int) -> Weights:
         inner, rank, size = spec.inner_size, spec.dt_rank, spec.state_size
         tree = {
-            "in_proj": Weight(shape=(width, 2 * inner), draw="matrix"),
+            "in_proj": Weight(shape=(width, 2 * inner), draw="matrix", fused=(inner, inner)),
             "conv": Weight(shape=(spec.conv_width, inner), draw="conv"),
-            "x_proj": Weight(shape=(inner, rank + 2 * size), draw="matrix"),
+            "x_proj": Weight(
+                shape=(inner, rank + 2 * size), draw="matrix", fused=(rank, size, size)
+            ),
             "dt_proj": Weight(shape=(rank, inner), draw="matrix"),
             "dt_bias": Weight(shape=(inner,), draw="step_bias", float32=True),
             "A_log": Weight(shape=(inner, size), draw="log_decay", float32=True),
@@ -46,7 +48,7 @@ class Mamba1Kind(RecurrentKind):
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(inner,), draw="zeros")
         if spec.proj_bias:
-            tree["in_bias"] = Weight(shape=(2 * inner,), draw="zeros")
+            tree["in_bias"] = Weight(shape=(2 * inner,), draw="zeros", fused=(inner, inner))
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         if spec.norms == "weighted":
             for name, channels in (("dt_norm", rank), ("B_norm", size), ("C_norm", size)):

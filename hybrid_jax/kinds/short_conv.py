@@ -18,12 +18,12 @@ class ShortConvKind(RecurrentKind):
 
     def weights(self, spec: ShortConv, width: int) -> Weights:
         tree = {
-            "in_proj": Weight(shape=(width, 3 * spec.size), draw="matrix"),
+            "in_proj": Weight(shape=(width, 3 * spec.size), draw="matrix", fused=(spec.size,) * 3),
             "conv": Weight(shape=(spec.conv_width, spec.size), draw="conv"),
             "out_proj": Weight(shape=(spec.size, width), draw="output"),
         }
         if spec.bias:
-            tree["in_bias"] = Weight(shape=(3 * spec.size,), draw="zeros")
+            tree["in_bias"] = Weight(shape=(3 * spec.size,), draw="zeros", fused=(spec.size,) * 3)
             tree["conv_bias"] = Weight(shape=(spec.size,), draw="zeros")
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         return tree

@@ -11,11 +11,11 @@ from hybrid_jax.config import (
     Block,
     GatedDelta,
     Layer,
+    LowRank,
     Mamba1,
     Mamba2,
     ModelConfig,
     MoE,
-    Shared,
     ShortConv,
 )
 from hybrid_jax.config.block import is_alone
@@ -26,6 +26,7 @@ from hybrid_jax.kinds.mamba1 import Mamba1Kind
 from hybrid_jax.kinds.mamba2 import Mamba2Kind
 from hybrid_jax.kinds.mlp import MLPKind, MoEKind
 from hybrid_jax.kinds.short_conv import ShortConvKind
+from hybrid_jax.products.formats import FORMATS
 
 KINDS: dict[type, Kind] = {
     Attention: AttentionKind(),
@@ -62,7 +63,7 @@ def model_weights(config: ModelConfig) -> Weights:
     norm = _norm(config)
 
     def layers(specs: Sequence[Layer]) -> list[Weights]:
-        return [_layer(layer, specs, config) for layer in specs]
+        return [_layer(layer, config) for layer in specs]
 
     tree = {
         "embed": Weight(shape=(config.vocab_size, config.width), draw="embedding"),
@@ -86,6 +87,9 @@ def model_weights(config: ModelConfig) -> Weights:
         tree["draft"] = model_weights(config.draft)
     if not config.tie_embeddings:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
+    if config.matrices not in FORMATS:
+        known = ", ".join(sorted(FORMATS))
+        raise ValueError(f"ModelConfig: matrices must be one of {known}, got {config.matrices!r}")
     if config.matrices == "dense":
         return tree
 
@@ -106,22 +110,20 @@ def _norm(config: ModelConfig, width: int | None = None) -> Weight | Weights:
     )
 
 
-def _layer(layer: Layer, layers: Sequence[Layer], config: ModelConfig) -> Weights:
+def _layer(layer: Layer, config: ModelConfig) -> Weights:
     """The weights of a layer's blocks, side by side."""
     tree: Weights = {}
     for names, block in zip(layer.names, layer.blocks, strict=True):
-        if block.weights is not None:
-            source = layers[block.weights.of[0]].blocks[block.weights.of[1]]
-            changes = [_changes(part, block.weights) for part in _parts(source, config)]
-            if block.weights.changed:
-                tree[names.parts] = changes[0] if is_alone(block) else changes
-            continue
-        if block.norm != "after":
-            tree[names.norm] = _norm(config, block.width_in(config.width))
-        if block.norm != "before":
-            tree[names.after] = _norm(config)
         parts = _parts(block, config)
-        tree[names.parts] = parts[0] if is_alone(block) else parts
+        if block.weights is None:
+            if block.has_norm_before:
+                tree[names.norm] = _norm(config, block.width_in(config.width))
+            if block.has_norm_after:
+                tree[names.after] = _norm(config)
+            tree[names.parts] = parts[0] if is_alone(block) else parts
+        if block.change is not None:
+            changes = _changes(parts, block.change)
+            tree[names.changes] = changes[0] if is_alone(block) else changes
     return tree
 
 
@@ -138,16 +140,33 @@ def _parts(block: Block, config: ModelConfig) -> list[Weights]:
     return trees if width == config.width else [map_weights(narrowed, tree) for tree in trees]
 
 
-def _changes(weights: Weights, shared: Shared) -> Weights:
-    """The two matrices of low rank beside each that changes: "a" [I, rank] and "b" [rank, O]."""
+def _changes(parts: list[Weights], change: LowRank) -> list[Weights]:
+    """Of each part the two matrices of low rank beside each that changes: "a" [I, rank] and "b" [rank, O].
 
-    def change(rows: int, columns: int) -> Weights:
+    Raises:
+        ValueError: a name that is no matrix [I, O] of a part.
+    """
+    can = {
+        name
+        for part in parts
+        for name, own in part.items()
+        if isinstance(own, Weight) and own.is_matrix and len(own.shape) == 2
+    }
+    if unknown := sorted(set(change.matrices) - can):
+        raise ValueError(
+            f"LowRank: matrices must be of {', '.join(sorted(can))}, got {', '.join(unknown)}"
+        )
+
+    def pair(rows: int, columns: int) -> Weights:
         return {
-            "a": Weight(shape=(rows, shared.rank), draw="matrix"),
-            "b": Weight(shape=(shared.rank, columns), draw="matrix"),
+            "a": Weight(shape=(rows, change.rank), draw="matrix"),
+            "b": Weight(shape=(change.rank, columns), draw="matrix"),
         }
 
-    return {name: change(*weights[name].shape) for name in shared.changed if name in weights}
+    return [
+        {name: pair(*part[name].shape) for name in change.matrices if name in part}
+        for part in parts
+    ]
 
 
 def _written(config: ModelConfig) -> Weights:

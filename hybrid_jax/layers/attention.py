@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import Attention, Rope
-from hybrid_jax.layers.cut import CutInput, MixerInput
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of
 from hybrid_jax.products.matrix import product
 from hybrid_jax.products.xla import HIGHEST
 from pallas_kernels import operands
@@ -27,7 +27,7 @@ def project(
     params: dict, h: MixerInput, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]; the projection, too."""
-    qkv = joined(params, h, spec)
+    qkv = operands.whole(joined(params, h, spec), 3, dtype_of(h))
     q, k, v = heads.split_heads(
         qkv,
         **norms_and_rotation(params, positions, spec),

@@ -3,8 +3,8 @@
 Parameters of a model: {"embed": [V, D], "layers": [layer, ...], "norm": [D], "head": [D, V] unless tied}.
 A layer has the weights of its blocks side by side, by the names in `Layer.names`: "norm" [D] and "mixers" [mixer, ...]
 of a block with mixers, "mlp_norm" [D] and "mlp" of a feed-forward block alone. A further block of the same form has a
-number at the end of its names. Of a block that shares weights there is only what changes them: "a" [I, R] and "b" [R,
-O] for each matrix that changes.
+number at the end of its names. A block that shares weights has none. What a block adds to matrices, "mixers_changes" or
+"mlp_changes", is "a" [I, R] and "b" [R, O] for each of them.
 
 After a cut, layers have no weights for what they write: keys, values, states. All of that comes from one projection of
 the output of the layer at the cut: "cut" has its "norm" [D], "write" [D, columns] and, if there are biases,
@@ -43,6 +43,7 @@ from hybrid_jax.config import (
     keeps_pages,
     source_of,
 )
+from hybrid_jax.config.block import BlockPlace
 from hybrid_jax.kinds.table import kind_of, written_columns
 from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.cut import CutInput, MixerInput
@@ -121,21 +122,25 @@ class BlockParams(NamedTuple):
 
 def block_params(params: dict, config: ModelConfig, index: int) -> list[BlockParams]:
     """The weights of the blocks of a layer, also of those that share the weights of other blocks."""
-    own, found = params["layers"][index], []
-    for names, block in zip(config.layers[index].names, config.layers[index].blocks, strict=True):
-        if (shared := block.weights) is None:
-            parts = own[names.parts]
-            parts = parts if isinstance(parts, list) else [parts]
-            found.append(BlockParams(own.get(names.norm), own.get(names.after), parts))
-            continue
-        source = block_params(params, config, shared.of[0])[shared.of[1]]
-        if shared.changed:
-            changes = own[names.parts]
-            changes = changes if isinstance(changes, list) else [changes]
-            pairs = zip(source.parts, changes, strict=True)
-            source = source._replace(parts=[_changed(part, change) for part, change in pairs])
-        found.append(source)
+    own, layer, found = params["layers"][index], config.layers[index], []
+    for number, (names, block) in enumerate(zip(layer.names, layer.blocks, strict=True)):
+        made = _unchanged(params, config, block.weights or (index, number))
+        if block.change is not None:
+            pairs = zip(made.parts, _as_list(own[names.changes]), strict=True)
+            made = made._replace(parts=[_changed(part, changes) for part, changes in pairs])
+        found.append(made)
     return found
+
+
+def _unchanged(params: dict, config: ModelConfig, place: BlockPlace) -> BlockParams:
+    """The weights of a block that has its own, without what it adds to them."""
+    own, names = params["layers"][place[0]], config.layers[place[0]].names[place[1]]
+    return BlockParams(own.get(names.norm), own.get(names.after), _as_list(own[names.parts]))
+
+
+def _as_list(parts: Any) -> list[dict]:
+    """The weights of a block's parts, of which there may be one alone."""
+    return parts if isinstance(parts, list) else [parts]
 
 
 def _changed(weights: dict, changes: dict) -> dict:
@@ -237,7 +242,8 @@ def through(
                 with jax.named_scope(type(part).__name__.lower()):
                     results.append(mix(weights, taken, part, where))
                 mixed += 1
-            stream = _leave_block(stream, block, own, given, _sum(results, given), config)
+            result = _sum(results, given)
+            stream = _leave_block(stream, block, own, given, result, valid, config)
     return stream
 
 
@@ -255,7 +261,7 @@ def _enter_block(
     if block.reads == "aside":
         assert stream.aside is not None, "a block before has put its result aside"
         x = stream.aside
-    elif block.reads == "stream" and block.norm != "after" and config.norm_kind == "rms":
+    elif block.reads == "stream" and block.has_norm_before and config.norm_kind == "rms":
         return _with_norm(stream, own.norm, valid, dtype, config, backend)
     else:
         stream = _settled(stream, valid, dtype)
@@ -286,6 +292,7 @@ def _leave_block(
     own: BlockParams,
     given: jax.Array,
     result: jax.Array,
+    valid: jax.Array,
     config: ModelConfig,
 ) -> Stream:
     """The stream with a block's result."""
@@ -294,12 +301,12 @@ def _leave_block(
         result = normed(result, own.after, config).astype(given.dtype)
     if block.adds is None:
         return stream.replace(aside=whole(result, given.ndim, given.dtype))
-    stream = _settled(stream, None, given.dtype)
+    stream = _settled(stream, valid, given.dtype)
     if block.adds.is_sum:
         return stream.replace(update=result, gain=block.adds.gain)
     kept = (stream.h if block.adds.of == "stream" else given) * block.adds.keep
-    kept = kept.astype(stream.h.dtype)
-    return stream.replace(h=residual_sum(kept, result, given.dtype, block.adds.gain))
+    h = residual_sum(kept.astype(stream.h.dtype), result, given.dtype, block.adds.gain)
+    return stream.replace(h=jnp.where(valid[..., None], h, 0))
 
 
 def _with_norm(

@@ -11,11 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hybrid_jax.config import (
     Block,
     Layer,
+    LowRank,
     ModelConfig,
     Residual,
     Rope,
     RopeScaling,
-    Shared,
     residual_layer,
 )
 from hybrid_jax.kinds.table import KINDS
@@ -73,7 +73,7 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    joints = (Block, Layer, ModelConfig, Residual, Rope, RopeScaling, Shared)
+    joints = (Block, Layer, LowRank, ModelConfig, Residual, Rope, RopeScaling)
     types = {cls.__name__: cls for cls in (*KINDS, *joints)}
     fields = without_former_fields(value)
     name = fields.pop("type", None)
@@ -103,7 +103,7 @@ def _former_layer(fields: dict) -> Layer:
     """A layer as it was stored before layers had blocks."""
     if fields.pop("weights_of", None) is not None:
         raise ValueError(
-            "model config: weights_of is no longer read; blocks share weights by `Shared`"
+            "model config: weights_of is no longer read; blocks share weights (`Block.weights`)"
         )
     found = {name: _decode(value) for name, value in fields.items()}
     for name, value in found.items():

@@ -52,6 +52,7 @@ class Matrix:
     @property
     def values(self) -> jax.Array:
         """Its numbers."""
+        assert self.change is None, "only products have a form for a matrix with a change"
         return self.operations.values(self.arrays)
 
     def columns(self, which: slice) -> Matrix:
@@ -66,6 +67,7 @@ class Matrix:
 
     def rows(self, which: jax.Array) -> jax.Array:
         """Some of its rows as numbers [..., O], for indices int[...]."""
+        assert self.change is None, "only products have a form for a matrix with a change"
         return self.operations.rows(self.arrays, which)
 
 
@@ -103,6 +105,7 @@ def product(
 def product_transposed(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
     """x [..., I] times the transpose of a matrix [O, I], in the dtype of x."""
     matrix = as_matrix(weight)
+    assert matrix.change is None, "only products have a form for a matrix with a change"
     return matrix.operations.transposed(x, matrix.arrays)
 
 

@@ -114,6 +114,10 @@ def add_cut(
     Raises:
         ValueError: the files do not fit the model. CheckpointNotFound: there are no weights.
     """
+    if base.matrices != "dense":
+        raise ValueError(
+            f"load_model: the model with the cut in {folder} must have dense matrices, got {base.matrices!r}"
+        )
     config, file = stored_cut(folder, base, exit_head=exit_head), folder / WEIGHTS_FILE
     if not file.is_file():
         raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")

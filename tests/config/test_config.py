@@ -13,6 +13,7 @@ from hybrid_jax.config import (
     EngineConfig,
     GatedDelta,
     Layer,
+    LowRank,
     Mamba1,
     Mamba2,
     ModelConfig,
@@ -20,7 +21,6 @@ from hybrid_jax.config import (
     Residual,
     Rope,
     RopeScaling,
-    Shared,
     residual_layer,
 )
 
@@ -153,7 +153,13 @@ def layers(*specs) -> dict:
         (residual_layer, {}, "residual_layer: needs a mixer or an mlp"),
         (Layer, {"blocks": ()}, "Layer: needs a block"),
         (Block, {"parts": ()}, "Block: needs a mixer or a feed-forward block"),
-        (Shared, {"of": (0, 0), "rank": 2}, "Shared: rank must be 0 if no matrix changes, got 2"),
+        (LowRank, {"matrices": (), "rank": 2}, "LowRank: needs the name of a matrix"),
+        (LowRank, {"matrices": ("up",), "rank": 0}, "LowRank: rank must be positive, got 0"),
+        (
+            ModelConfig,
+            MODEL | layers(Layer(blocks=(Block(parts=(MLP(width=8),), reads="aside"),))),
+            "ModelConfig: block 0 of layer 0 reads 'aside', and none before it puts aside",
+        ),
         (
             Block,
             {"parts": (MLP(width=8),), "norm": "after", "adds": Residual(of="normed")},

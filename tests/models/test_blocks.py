@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import Attention, Layer, Mamba2, ModelConfig
+from hybrid_jax.config import Attention, Block, Layer, LowRank, Mamba2, ModelConfig
+from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.layers import attention, mamba2
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.models import decoder
@@ -106,35 +109,35 @@ class SharedWithChanges(Written):
         if len(layer.blocks) == 2:
             return plain(self, layer, own, h)
         first = self.params["layers"][0]
-        qkv, up, down = (weights[name] for weights, name in self.matrices(first))
-        if layer.blocks[0].weights is not None:
-            ((changes,), feed) = own["mixers"], own["mlp"]
-            qkv = qkv + changes["qkv"]["a"] @ changes["qkv"]["b"]
+        (attention,), feed = first["mixers"], first["mlp"]
+        qkv, up, down = attention["qkv"], feed["up"], feed["down"]
+        (changes,) = own["mixers_changes"]
+        qkv = qkv + changes["qkv"]["a"] @ changes["qkv"]["b"]
+        if layer.blocks[1].change is not None:
             up, down = (
-                old + feed[name]["a"] @ feed[name]["b"]
-                for old, name in ((up, "up"), (down, "down"))
+                old + change["a"] @ change["b"]
+                for old, change in (
+                    (up, own["mlp_changes"]["up"]),
+                    (down, own["mlp_changes"]["down"]),
+                )
             )
         x = self.norm(jnp.concatenate([h, self.embedded], axis=-1), first["norm"])
-        aside = self.run(blocks.WIDE, first["mixers"][0] | {"qkv": qkv}, x)
+        aside = self.run(blocks.WIDE, attention | {"qkv": qkv}, x)
         aside = self.run(
             blocks.FEED,
-            first["mlp"] | {"up": up, "down": down},
+            feed | {"up": up, "down": down},
             self.norm(aside, first["mlp_norm"]),
         )
         # The third block has the names of a second one with mixers.
         weights, norm = own["mixers_2"][0], own["norm_2"]
         return h + self.run(blocks.MAMBA, weights, self.norm(h + aside, norm))
 
-    @staticmethod
-    def matrices(first):
-        return (first["mixers"][0], "qkv"), (first["mlp"], "up"), (first["mlp"], "down")
-
 
 class Looped(Written):
     def layer(self, layer, own, h):
         index = self.config.layers.index(layer)
         source = layer.blocks[0].weights
-        return plain(self, layer, self.params["layers"][source.of[0] if source else index], h)
+        return plain(self, layer, self.params["layers"][source[0] if source else index], h)
 
 
 class SideBySide(Written):
@@ -172,15 +175,45 @@ def test_a_model_is_what_its_equations_say(name, norm_kind):
     np.testing.assert_allclose(got[real], wanted[real], rtol=2e-4, atol=2e-4)
 
 
-def test_a_shared_block_has_no_weights_but_what_changes_them():
+def test_a_shared_block_has_no_weights_but_what_it_adds_to_them():
     _, params = model("shared_with_changes")
     first, _, again = params["layers"]
-    assert sorted(first) == ["mixers", "mixers_2", "mlp", "mlp_norm", "norm", "norm_2"]
-    assert sorted(again) == ["mixers", "mixers_2", "mlp", "norm_2"]
-    assert again["mixers"][0]["qkv"]["a"].shape == (2 * blocks.WIDTH, 3)
-    assert {"a", "b"} == set(again["mlp"]["up"]) == set(again["mlp"]["down"])
+    own = ["mixers", "mixers_2", "mixers_changes", "mlp", "mlp_norm", "norm", "norm_2"]
+    assert sorted(first) == own
+    assert sorted(again) == ["mixers_2", "mixers_changes", "mlp_changes", "norm_2"]
+    assert again["mixers_changes"][0]["qkv"]["a"].shape == (2 * blocks.WIDTH, 3)
+    assert {"a", "b"} == set(again["mlp_changes"]["up"]) == set(again["mlp_changes"]["down"])
     _, params = model("looped")
     assert params["layers"][2:] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("name", ["qkw", "q_norm", "out_bias"])
+def test_only_matrices_of_a_part_change(name):
+    block = Block(parts=(replace(blocks.ATTENTION, qk_norm=True, out_bias=True),))
+    block = replace(block, change=LowRank(matrices=(name,), rank=2))
+    config = ModelConfig(
+        family="blocks", vocab_size=VOCAB, width=blocks.WIDTH, layers=(Layer(blocks=(block,)),)
+    )
+    with pytest.raises(ValueError, match=f"LowRank: matrices must be of out, qkv, got {name}"):
+        model_weights(config)
+
+
+@pytest.mark.parametrize("name", blocks.LAYERS)
+def test_what_is_not_real_never_reaches_a_layer(name):
+    """Its inputs, wherever padding stands, are those of zeros."""
+    config, params = model(name)
+    seen = []
+
+    def mix(weights, given, spec, where):
+        seen.append(given)
+        return jnp.full((*given.shape[:2], blocks.WIDTH), jnp.nan)
+
+    real = jnp.zeros(TOKENS.shape, bool)
+    decoder.walk(params, TOKENS, real, config, mix)
+    # The first block of a layer, at least, has nothing of the layers before it.
+    per_layer = [len(layer.mixers) for layer in config.layers]
+    firsts = [seen[sum(per_layer[:index])] for index in range(len(per_layer))]
+    assert all(not np.isnan(np.asarray(x)).any() for x in firsts)
 
 
 def test_what_is_read_together_is_wider_and_what_is_made_is_not():
