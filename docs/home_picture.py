@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "benchmarks" / "results" / "cached_prompts_cpu.json"
+RESULTS = DOCS.parent / "benchmarks" / "results" / "cache" / "cached_prompts_cpu.json"
 PICTURE = DOCS / "pictures" / "shared_prefix.svg"
 WIDTH, BAR, LEFT, RIGHT = 640, 26, 190, 70
 STYLE = "font: 14px system-ui, sans-serif; fill: #777"

@@ -37,7 +37,7 @@ FLOORS = {
     "aot": 160,
     "api": 740,
     "batch": 230,
-    "benchmarks": 85,
+    "benchmarks": 210,
     "cache": 370,
     "cli": 360,
     "config": 120,

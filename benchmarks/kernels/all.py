@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.all [--minutes 8] [--left] [--only NAME ...] [--smoke] [--sweep] [--out FILE]
 
-Writes benchmarks/results/kernels_<device>.json after every case and prints the roofline as markdown. The first case
+Writes benchmarks/results/kernels/<device>.json after every case and prints the roofline as markdown. The first case
 of each script comes before the second of any, so that what matters most is measured when `--minutes` are spent; then
 the command that goes on from there is printed. The same command with `--left` goes on too, also where the last one was
 killed: it leaves out the cases that the file has. Rows in the file that are not measured again stay.
@@ -65,10 +65,10 @@ def all_cases(*, smoke: bool) -> list[Case]:
 
 
 def default_path() -> Path:
-    """benchmarks/results/kernels_h200.json on an NVIDIA H200; likewise on others."""
+    """benchmarks/results/kernels/h200.json on an NVIDIA H200; likewise on others."""
     kind = jax.devices()[0].device_kind.lower().replace("nvidia", "").split()
     name = re.sub(r"\W+", "_", kind[0] if kind else "gpu")
-    return ROOT / "benchmarks" / "results" / f"kernels_{name}.json"
+    return ROOT / "benchmarks" / "results" / "kernels" / f"{name}.json"
 
 
 def main(arguments: list[str] | None = None) -> int:

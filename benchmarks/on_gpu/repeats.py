@@ -25,9 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # gpu_7b_model is one of scripts
 from benchmarks.common import ROOT, header, write_json
-from benchmarks.gpu_7b_model import make_weights
+from benchmarks.gpu.model import make_weights
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine

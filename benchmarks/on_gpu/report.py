@@ -10,12 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-sys.path.insert(0, str(ROOT))
-from gpu_7b_tables import tables  # noqa: E402
-
-from benchmarks.kernels.report import roofline  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
+from benchmarks.gpu.tables import tables
+from benchmarks.kernels.report import roofline
 
 FILES = (
     *("checks.json", "engines.json", "answers.json", "repeats.json", "kernels.json"),

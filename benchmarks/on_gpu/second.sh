@@ -14,11 +14,11 @@ trap 'rm -rf "$SCRATCH"' EXIT
 COMMON=(--kernels pallas --json "$OUT/engine.json" --cache "$SCRATCH/programs" --trace "$SCRATCH/trace")
 [ "$COMMIT" ] && COMMON+=(--commit "$COMMIT")
 if [ "$SMOKE" ]; then
-    part 300 engine python benchmarks/gpu_7b.py --smoke "${COMMON[@]}" --only decode
+    part 300 engine python benchmarks/gpu/hybrid_7b.py --smoke "${COMMON[@]}" --only decode
 else
-    part 320 engine python benchmarks/gpu_7b.py "${COMMON[@]}" --only decode,prefill,ttft --rows 64,1 --steps 4 \
+    part 320 engine python benchmarks/gpu/hybrid_7b.py "${COMMON[@]}" --only decode,prefill,ttft --rows 64,1 --steps 4 \
         --lengths 8192 --chunks 8192 --minutes 4.5
-    part 240 warm-up python benchmarks/gpu_7b.py "${COMMON[@]}" --only compile --minutes 3.5
+    part 240 warm-up python benchmarks/gpu/hybrid_7b.py "${COMMON[@]}" --only compile --minutes 3.5
 fi
 pack trace "$SCRATCH/trace"
 pack autotune "$SCRATCH/programs/xla_gpu_per_fusion_autotune_cache_dir"

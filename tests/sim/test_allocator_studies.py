@@ -1,4 +1,4 @@
-"""`benchmarks/allocators.py`: a smoke run fills all tables, is gone on with, and its interval is a bootstrap's."""
+"""The script `memory/allocators.py`: a smoke run fills all tables, is gone on with, its interval is a bootstrap's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import allocators
-from benchmarks.allocator_studies import runs, tables
-from benchmarks.allocator_studies.rings import climb
-from benchmarks.allocator_studies.runs import Cell
+from benchmarks.memory import allocators
+from benchmarks.memory.studies import runs, tables
+from benchmarks.memory.studies.rings import climb
+from benchmarks.memory.studies.runs import Cell
 from tests.drawing import left_to_all
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks import drawn_cells, prefix_cache
-from benchmarks.drawn_cells import DRAWS, DrawnCell, draw_cell, draw_trace
+from benchmarks.cache import drawn_cells, policies
+from benchmarks.cache.drawn_cells import DRAWS, DrawnCell, draw_cell, draw_trace
 from hybrid_jax.cache.tree.node import common_prefix_len
 
 
@@ -112,7 +112,7 @@ def small(monkeypatch, tmp_path):
 
     def run(*arguments: str) -> dict:
         path = tmp_path / "drawn.json"
-        prefix_cache.main(["--drawn", "judging", "--json", str(path), *arguments])
+        policies.main(["--drawn", "judging", "--json", str(path), *arguments])
         return json.loads(path.read_text())
 
     return run
@@ -121,12 +121,12 @@ def small(monkeypatch, tmp_path):
 def test_a_file_is_gone_on_with_and_judged_again(small, monkeypatch):
     first = small("--cells", "2")
     assert [one["seed"] for one in first["cells"]] == [1, 3]
-    policies = {"lru", "sglang", "marconi", "adaptive", "optimal"}
-    assert all(policies <= set(one) for one in first["cells"])
+    names = {"lru", "sglang", "marconi", "adaptive", "optimal"}
+    assert all(names <= set(one) for one in first["cells"])
     more = small("--cells", "3")
     assert more["cells"][:2] == first["cells"] and more["cells"][2]["seed"] == 5
     asked = []
-    monkeypatch.setattr(prefix_cache, "rates", lambda *a: asked.append(a[-1]) or {"adaptive": 0.0})
+    monkeypatch.setattr(policies, "rates", lambda *a: asked.append(a[-1]) or {"adaptive": 0.0})
     again = small("--again")
     assert asked == [("adaptive",)] * 3
     assert [one["cells"] for one in again["attempts"]] == [2, 3, 3]
@@ -146,7 +146,7 @@ def test_a_summary_counts_cells_by_how_far_adaptive_is_behind():
     gains = (0.1, -0.004, -0.007, -0.02)  # over lru, the best of the three
     cells = [plain | {"marconi": 0.45, "adaptive": 0.5 + gain, "optimal": 0.6} for gain in gains]
     cells[1]["optimal"] = cells[1]["sglang"]  # no gap
-    found = prefix_cache.drawn_summary(cells)
+    found = policies.drawn_summary(cells)
     assert (found["within_half_a_point_%"], found["within_a_point_%"]) == (50, 75)
     assert (found["cells"], found["cells_with_a_gap"]) == (4, 3)
     assert found["within_half_a_point_with_a_gap_%"] == 33.3

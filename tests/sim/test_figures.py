@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from benchmarks import prefix_cache
-from benchmarks.prefix_cache_figures import check, command, plots, published
-from benchmarks.prefix_cache_figures.loads import COMMITTED, Load, Traces, retimed
-from benchmarks.prefix_cache_figures.runs import POLICIES, Place, Runs, Setup, Sweep
+from benchmarks.cache import policies
+from benchmarks.cache.figures import check, command, plots, published
+from benchmarks.cache.figures.loads import COMMITTED, Load, Traces, retimed
+from benchmarks.cache.figures.runs import POLICIES, Place, Runs, Setup, Sweep
 
 CHAT, AGENTS = COMMITTED["chat"], COMMITTED["agents"]
 TINY = Setup(
@@ -136,7 +136,7 @@ def test_without_matplotlib_the_tables_are_written_and_it_says_what_to_install(
 
 def test_an_unknown_figure_is_one_line_that_names_it_and_the_known_ones(capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
-        prefix_cache.main(["--figures", "3a,4", "--out", str(tmp_path)])
+        policies.main(["--figures", "3a,4", "--out", str(tmp_path)])
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.endswith(f"--figures: no figure '4'; known are all, {', '.join(command.FIGURES)}")
     assert not list(tmp_path.iterdir())
@@ -144,7 +144,7 @@ def test_an_unknown_figure_is_one_line_that_names_it_and_the_known_ones(capsys, 
 
 def test_a_trace_folder_that_is_none_is_an_error_with_its_name(capsys):
     with pytest.raises(SystemExit, match="2"):
-        prefix_cache.main(["--figures", "3b", "--trace-folder", "no/such"])
+        policies.main(["--figures", "3b", "--trace-folder", "no/such"])
     assert "--trace-folder: must be a folder, got no/such" in capsys.readouterr().err
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import grain_bytes
-from benchmarks.grain_bytes import overwriting_traffic, ring_traffic, split_state
+from benchmarks.memory import grain_bytes
+from benchmarks.memory.grain_bytes import overwriting_traffic, ring_traffic, split_state
 from benchmarks.pools.model_sizes import model_sizes
 from tests.sim.tiny import MODEL
 

@@ -1,1 +1,0 @@
-"""Studies of allocators of KV and states: runs, tables and figures behind `benchmarks/allocators.py`."""
