@@ -1,4 +1,4 @@
-"""What first.sh and second.sh found, as markdown: the tables of docs/kernels.md.
+"""What first.sh and second.sh found, as markdown: the tables of docs/explain/kernels.md.
 
 python -m benchmarks.on_gpu.report FOLDER [FOLDER ...]
 """

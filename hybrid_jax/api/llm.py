@@ -523,7 +523,7 @@ class LLM(Reader):
         return self._thread.ask(questions.compile_seconds)
 
     def stats(self) -> Stats:
-        """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/stats.md.
+        """Counters since the start, and present numbers of requests, frames and prefixes: see docs/reference/stats.md.
 
         The result is a dict. As text, and in a notebook, it shows its numbers in groups, each with what it means.
         """

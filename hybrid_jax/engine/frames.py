@@ -15,7 +15,7 @@ def slot_frames(state: State, slots: jax.Array) -> jax.Array:
     """Frames int32[B, F] of the checkpoints in slots int32[B].
 
     A single slot is sliced, not gathered. XLA would turn such a gather into a slice with a name of its own. On a CPU it
-    confuses two slices of a fusion whose names differ only in - and _ (docs/design.md).
+    confuses two slices of a fusion whose names differ only in - and _ (docs/explain/design.md).
     """
     if slots.shape[0] > 1:
         return state.slots[slots]

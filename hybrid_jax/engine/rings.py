@@ -29,7 +29,7 @@ def rows_of_tails(state: State, tails: dict[int, Tail], rows: int) -> State:
     """The state with rings of R rows and a sink in the groups of some tails, which hold what these tails have for them.
 
     XLA would copy whole rings if rows of them were read here and written later. The barrier keeps slices of a chunk out
-    of what reads the rings, where XLA makes slices with names of its own (docs/design.md).
+    of what reads the rings, where XLA makes slices with names of its own (docs/explain/design.md).
     """
     found = state.replace(tokens=jnp.zeros(rows + 1, state.tokens.dtype))
     for group, tail in tails.items():

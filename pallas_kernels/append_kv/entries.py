@@ -34,7 +34,9 @@ def append_entries(
         def put(row: jax.Array, arena: jax.Array):
             page, place = base[row] // page_tokens, base[row] % page_tokens
             frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-            if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
+            if isinstance(
+                row, int
+            ):  # "slice": no name of XLA's own is like it (docs/explain/design.md)
                 line = jax.lax.slice_in_dim(values, row, row + 1)
             else:
                 line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))

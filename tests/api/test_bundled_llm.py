@@ -144,7 +144,7 @@ def test_stats_are_plain_data_and_tell_frames_by_kind(llm):
 
 
 def test_a_page_lists_every_key_of_stats_with_the_words_of_the_code(llm):
-    page = (ROOT / "docs" / "stats.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "stats.md").read_text(encoding="utf-8")
     listed: dict[str, dict[str, str]] = {}
     for line in page.splitlines():
         if line.startswith("## "):

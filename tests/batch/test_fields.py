@@ -130,7 +130,7 @@ def test_every_sampling_parameter_can_be_asked_for_or_is_left_out_on_purpose():
 
 
 def test_the_page_names_every_field(root):
-    page = (root / "docs" / "batch.md").read_text()
+    page = (root / "docs" / "how_to" / "batch.md").read_text()
     named = set(re.findall(r"`(\w+)`", page[page.index("## Fields") :]))
     assert {*FIELDS, *ELSEWHERE[CHAT], *ELSEWHERE[COMPLETIONS]} - named == set()
 

@@ -217,7 +217,7 @@ MISTAKES = [
     ("distill --cut 4 --out IN/text", "cannot write to IN/text: File exists; give another"),
     ("distill --table --cut 9", "--cut must be at least 1 and below the number of layers, 8, got 9"),
 ]  # fmt: skip
-# Files of lines that are no requests: the output says so of each line, and docs/batch.md gives the code.
+# Files of lines that are no requests: the output says so of each line, and docs/how_to/batch.md gives the code.
 NO_REQUESTS = ["text", "list", "object", "latin", "binary"]
 
 

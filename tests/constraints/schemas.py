@@ -634,7 +634,7 @@ def try_schema(
 
 
 def _is_written_otherwise(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether docs/structured.md says that such a value is written in another way, or not at all."""
+    """Whether docs/how_to/structured.md says that such a value is written in another way, or not at all."""
     text, given = json.dumps(value), json.dumps(schema)
     return (
         (

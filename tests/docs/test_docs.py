@@ -18,6 +18,14 @@ PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "notebooks"),
 ]
+OTHER_PAGES = [
+    ROOT / "CHANGELOG.md",
+    *(
+        p
+        for folder in ("benchmarks", "tests", "models")
+        for p in sorted((ROOT / folder).rglob("*.md"))
+    ),
+]
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#]+)")
 MODULES = [
@@ -85,7 +93,7 @@ def test_page_examples(page, shared_llm, monkeypatch, tmp_path):
         exec(code, namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     there = {t for t in targets if (page.parent / t).exists() or t in made_pages(page)}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def script(name):
@@ -83,6 +84,32 @@ def test_arguments_that_share_a_line_have_one_each():
     )
 
 
+def moved_pages() -> dict[str, str]:
+    """Where pages of old addresses lie now, as `mkdocs.yml` says, without `.md`."""
+    return dict(re.findall(r"^ {8}([\w/]+)\.md: ([\w/]+)\.md$", SITE, re.MULTILINE))
+
+
+def test_a_page_lies_in_the_folder_of_its_tab():
+    tab, folders = "", {}
+    for name, page in re.findall(
+        r"^  - (\w.*):$|([\w/]+)\.md$", SITE.partition("\nnav:")[2], re.MULTILINE
+    ):
+        tab = name or tab
+        if page and page != "index":
+            folders.setdefault(page.split("/")[0], set()).add(tab)
+    assert len(folders) == 7
+    for folder, tabs in folders.items():
+        assert tabs == {folder.replace("_", " ").capitalize()}
+
+
+def test_an_old_address_leads_to_a_page_and_hides_none():
+    moved = moved_pages()
+    assert len(moved) >= 19 and moved["design"] == "explain/design"
+    for old, new in moved.items():
+        assert (ROOT / "docs" / f"{new}.md").is_file()
+        assert not (ROOT / "docs" / f"{old}.md").exists()
+
+
 def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
     left = shutil.ignore_patterns("__pycache__", "notebooks")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=left)
@@ -98,13 +125,18 @@ def test_the_site_builds_without_a_warning_and_holds_every_page(tmp_path):
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {page.relative_to(tmp_path / "docs") for page in (tmp_path / "docs").rglob("*.md")}
     pages = {page for page in pages if page.parts[0] != "plans"}
-    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    nav = SITE.partition("\nnav:")[2]
     assert sorted(map(str, pages)) == sorted(re.findall(r"[\w/]+\.md", nav))
     for page in pages:
         where = page.parent if page.name == "index.md" else page.with_suffix("")
         html = (tmp_path / "site" / where / "index.html").read_text(encoding="utf-8")
         assert "<h1" in html
         assert '<div class="highlight">' not in html, "a language has its name as a class"
+    for old, new in moved_pages().items():
+        html = (tmp_path / "site" / old / "index.html").read_text(encoding="utf-8")
+        [address] = re.findall(r'content="0; url=([^"]+)"', html)
+        found = (tmp_path / "site" / old / address).resolve()
+        assert found == tmp_path / "site" / new and (found / "index.html").is_file()
     api = (tmp_path / "site" / "reference" / "api" / "llm" / "index.html").read_text("utf-8")
     assert 'id="hybrid_jax.LLM.generate"' in api and "&gt;&gt;&gt;" not in re.sub(
         r"<pre.*?</pre>", "", api, flags=re.DOTALL

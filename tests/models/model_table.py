@@ -1,4 +1,4 @@
-"""Makes docs/models.md from the code: python -m tests.models.model_table
+"""Makes docs/reference/models.md from the code: python -m tests.models.model_table
 
 What a family has follows from the configs of its goldens, which cover every field that changes the result, and from the
 tables in which kinds and kernels are found.
@@ -24,7 +24,7 @@ from tests.parity.field_values import WALKED
 from tests.parity.fields import load
 from tests.parity.goldens import COMMITTED, GOLDENS, config_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 HEAD = """# Models
 
 `LLM(path)` reads Hugging Face directories of these families (`model_type` in config.json). Each is compared with
@@ -67,8 +67,8 @@ MTP = """
 ## Heads that predict several tokens
 
 Some checkpoints have a head for multi-token prediction. An engine with `speculation="mtp"` reads it and drafts with it
-([Speculative decoding](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the
-head of a checkpoint that has none is an error.
+([Speculative decoding](../how_to/speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out.
+Asking for the head of a checkpoint that has none is an error.
 
 One head is supported. For each further token it runs again, on its own last output. A checkpoint with a second head
 for the second token is refused. So is a head with recurrent layers, if an engine is to draft with it.
@@ -80,12 +80,12 @@ KNOWN_HEAD = """
 
 `inspect` and `simulate` take these by name, or by the name of a repository on the hub. `pool-sim` takes those that have
 both attention and recurrent layers. Nothing is downloaded. Of these names only `tiny_gated_delta` has weights here
-([The bundled models](bundled_model.md)). `LLM()` without a name runs the model in the package, a
+([The bundled models](../studies/bundled_model.md)). `LLM()` without a name runs the model in the package, a
 `granitemoehybrid`.
 
 The columns of cards say how many sequences of 8,192 tokens, or of the model's longest, run at once, in bfloat16. A -
 says that the model does not fit the card. `hybrid-jax inspect NAME --device CARD` says more
-([choose memory](how_to/choose_memory.md)).
+([choose memory](../how_to/choose_memory.md)).
 
 """
 SHOWN_CARDS = {"a100-40gb": "A100, 40 GB", "h100": "H100, 80 GB", "h200": "H200, 141 GB"}
@@ -125,7 +125,7 @@ assert len(output.outputs[0].token_ids) == 8
 ```
 """
 NOTES = {
-    "llama_swiftkv": "Llama with a cut: prompts skip the later layers ([models with a cut](swiftkv.md))",
+    "llama_swiftkv": "Llama with a cut: prompts skip the later layers ([models with a cut](../how_to/swiftkv.md))",
     "qwen2": "also Qwen2.5; biases on q, k, v",
     "qwen2_swiftkv": "Qwen2 with a cut",
     "mamba2": "also Codestral Mamba",

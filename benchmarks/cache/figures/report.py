@@ -17,11 +17,11 @@ STAND_INS = (
     "measure the paper's users."
 )
 POLICIES = (
-    "Policies as in [docs/prefix_cache.md](../../../../docs/prefix_cache.md): `vllm` and `sglang` stand for the "
-    "paper's vLLM+ and SGLang+, `marconi` follows its text, `marconi-code` its published code, `alpha-code:1` that "
-    "code's formula with a fixed weight. `adaptive` is ours, `optimal` knows the future (a lower bound of the "
-    "best), `infinite` never evicts. Columns called `paper` hold the paper's numbers, on its own traces; `code` "
-    "the published simulator on these traces."
+    "Policies as in [docs/explain/prefix_cache.md](../../../../docs/explain/prefix_cache.md): `vllm` and `sglang` "
+    "stand for the paper's vLLM+ and SGLang+, `marconi` follows its text, `marconi-code` its published code, "
+    "`alpha-code:1` that code's formula with a fixed weight. `adaptive` is ours, `optimal` knows the future (a lower "
+    "bound of the best), `infinite` never evicts. Columns called `paper` hold the paper's numbers, on its own "
+    "traces; `code` the published simulator on these traces."
 )
 
 

@@ -40,7 +40,7 @@ class Case:
 
 
 def _models() -> tuple[Case, ...]:
-    """Shapes of models, each with few tokens, many, and a long prompt; see docs/kernels.md for what they are."""
+    """Shapes of models, each with few tokens, many, and a long prompt; docs/explain/kernels.md says what they are."""
     models = {
         "granite_4_h_tiny": {"num_experts": 64, "top_k": 6, "width": 1536, "hidden": 512},
         "nemotron_3_nano": {
