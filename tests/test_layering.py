@@ -177,6 +177,51 @@ def test_rooms_are_small():
     assert {folder: count for folder, count in files.items() if count > 18} == {}
 
 
+# Arrays become the arguments of a kernel in their order, and that is how these take them.
+TAKE_ARRAYS = ("call", "compile_for_h200")
+
+
+def hidden_names(path: Path) -> list[int]:
+    """Lines of the calls with five arguments or more that unpack a tuple which stands there: `f(*(a, b, c), d, e)`.
+
+    A reader would have to count commas to know what `b` is. Such a call names its arguments.
+    """
+    found = []
+    for node in ast.walk(parsed(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        if ast.unparse(node.func).rpartition(".")[2] in TAKE_ARRAYS:
+            continue
+        unpacked = [
+            arg.value.elts
+            for arg in node.args
+            if isinstance(arg, ast.Starred) and isinstance(arg.value, ast.Tuple)
+        ]
+        total = sum(map(len, [node.args, node.keywords, *unpacked])) - len(unpacked)
+        if unpacked and total >= 5:
+            found.append(node.lineno)
+    return found
+
+
+def test_calls_name_their_arguments():
+    files = {*SOURCES.values(), *(ROOT / "tests").rglob("*.py")}
+    found = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in sorted(files)
+        if (lines := hidden_names(path))
+    }
+    assert found == {}
+
+
+def test_a_call_that_hides_names_is_seen(tmp_path):
+    path = tmp_path / "calls.py"
+    path.write_text(
+        "f(*(a, b, c), d)\ng(*(a, b, c), d, e=1)\nh(a, *(b, c), *(d, e))\nh(a, b, c, d, *e)\n"
+        "call(kernel, *(a, b, c), d, e=1)\n"
+    )
+    assert hidden_names(path) == [2, 3]
+
+
 def test_no_test_is_imported():
     """What several tests need stands in a module of its own: a change of it is told from a change of a test."""
     importers = {

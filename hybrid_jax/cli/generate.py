@@ -147,10 +147,8 @@ def _print_stream(deltas: Iterable[Delta], num_prompts: int, n: int) -> list[Req
 
 
 def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> None:
-    table = Table(
-        *("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", "a pass"),
-        box=None,
-    )
+    columns = ("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", "a pass")
+    table = Table(*columns, box=None)
     for index, output in enumerate(outputs):
         metrics = output.metrics
         numbers = (metrics.prefill_tokens_per_s, metrics.decode_tokens_per_s)

@@ -423,7 +423,13 @@ def short_chunk(
     base = jnp.where(ends.samples > 0, rows.start + rows.length, 0)
     tokens = rings.slice_tokens(rows.tokens[..., None], last, 1)[..., 0]
     one = WindowRows(
-        *(tokens, base, base, base + ends.samples, ends.checkpoint, ends.slot, rows.table)
+        tokens=tokens,
+        base=base,
+        begin=base,
+        end=base + ends.samples,
+        checkpoint=ends.checkpoint,
+        slot=ends.slot,
+        table=rows.table,
     )
     window = WindowWalk(own, one, shared=prepare(params, model), model=model)
     stream, valid = Stream(h, None), window.plan.valid

@@ -75,7 +75,11 @@ class GatedDeltaState(MatrixState[GatedDelta]):
     ) -> tuple[jax.Array, Fields, jax.Array]:
         (v, k, beta), dt = tokens.rest, tokens.records["dt"]
         y, u, state = gated_delta_scan(
-            *(tokens.q, k, v.astype(jnp.float32), dt * self.decay_rates(params), beta),
+            q=tokens.q,
+            k=k,
+            v=v.astype(jnp.float32),
+            log_decay=dt * self.decay_rates(params),
+            beta=beta,
             initial_state=state,
             lengths=lengths,
             state_lengths=state_lengths,
@@ -101,7 +105,9 @@ class GatedDeltaState(MatrixState[GatedDelta]):
     ) -> jax.Array:
         """Norm of each head, then times silu(z)."""
         return gated_rmsnorm(
-            *(y, projected, params["norm"]),
+            y,
+            projected,
+            params["norm"],
             eps=spec.norm_eps,
             groups=spec.num_value_heads,
             norm_before_gate=True,

@@ -72,7 +72,15 @@ def advance(
     x, dt, B, C = convolved
     A = -jnp.exp(params["A_log"].astype(jnp.float32))
     y, states = selective_scan(
-        *(x, dt, A, B, C), state=state, valid=valid, kept=kept, implementation=implementation
+        x,
+        dt,
+        A,
+        B,
+        C,
+        state=state,
+        valid=valid,
+        kept=kept,
+        implementation=implementation,
     )
     return y + params["D"].astype(jnp.float32) * x.astype(jnp.float32), states
 

@@ -99,7 +99,9 @@ class Mamba2State(MatrixState[Mamba2]):
             z = operands.whole(z, y.ndim, y.dtype).astype(jnp.float32)
             return (y.astype(jnp.float32) * jax.nn.silu(z)).astype(y.dtype)
         return gated_rmsnorm(
-            *(y, projected, params["norm"]),
+            y,
+            projected,
+            params["norm"],
             eps=spec.norm_eps,
             groups=spec.norm_groups,
             norm_before_gate=spec.gated_norm == "norm_first",
@@ -126,7 +128,11 @@ def run(
 ) -> tuple[jax.Array, jax.Array]:
     """The scan from a state [B, M, P, R]: y float32[B, T, M, P] with D x; the state after `state_lengths` tokens."""
     y, state = ssd_scan(
-        *(shared.x, shared.dt, shared.A, shared.B, shared.C),
+        shared.x,
+        shared.dt,
+        shared.A,
+        shared.B,
+        shared.C,
         initial_state=state,
         lengths=lengths,
         state_lengths=state_lengths,

@@ -321,7 +321,9 @@ def _with_norm(
     if stream.update is None:
         return stream, rms_norm(stream.h, weight, config.norm_eps).astype(dtype)
     h, given = residual_rmsnorm(
-        *(stream.h, stream.update, weight),
+        stream.h,
+        stream.update,
+        weight,
         eps=config.norm_eps,
         multiplier=stream.gain,
         valid=valid,

@@ -237,7 +237,9 @@ def distill(
         save_minutes=save_minutes,
     )
     return train(
-        *(Path(out_dir), model_or_bundled(model), options),
+        Path(out_dir),
+        model_or_bundled(model),
+        options,
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,

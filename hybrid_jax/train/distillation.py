@@ -106,7 +106,9 @@ def train(
         params |= {"exit": exit_params(teacher, config)}
     start = own_tensors(params, config, all_later=goal.all_later)
     arrays, at = training.start(
-        *(jax.tree.map(jnp.array, start), config, resume),  # copies: steps give theirs away
+        jax.tree.map(jnp.array, start),  # copies: steps give theirs away
+        config,
+        resume,
         optimizer=adam(),
         weights=weights_digest(base, teacher),
         goal=repr(goal),

@@ -31,12 +31,12 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 def split_heads(
     qkv: jax.Array,
+    *,
     cos: jax.Array | None,
     sin: jax.Array | None,
     q_norm: jax.Array | None,
     k_norm: jax.Array | None,
     eps: float,
-    *,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -58,7 +58,12 @@ def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
     layout, _, eps, dtype, _ = options
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
-        *(qkv, cos, sin, q_norm, k_norm, eps),
+        qkv,
+        cos=cos,
+        sin=sin,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
         num_heads=options.query_heads(qkv.shape[-1]),
         num_kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,

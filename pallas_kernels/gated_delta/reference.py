@@ -229,11 +229,19 @@ def gated_delta_window_rings_reference(
     per_layer = -(-records.num_heads // records.per_frame(arena))
     y, made, _ = gated_delta_window_frames_reference(
         DeltaWindow(
-            q.reshape(rows, tokens, *k.shape[2:]),
-            v.reshape(rows, tokens, *u.shape[2:]),
-            *(beta, u, k, dt[layer, :rows] * A[layer], arena),
-            frames[:, first_frame : first_frame + per_layer],
-            *(exists, starts, known, valid, ancestors),
+            q=q.reshape(rows, tokens, *k.shape[2:]),
+            v=v.reshape(rows, tokens, *u.shape[2:]),
+            beta=beta,
+            u=u,
+            k=k,
+            log_decay=dt[layer, :rows] * A[layer],
+            arena=arena,
+            frames=frames[:, first_frame : first_frame + per_layer],
+            exists=exists,
+            starts=starts,
+            num_known=known,
+            num_valid=valid,
+            ancestors=ancestors,
         )
     )
     token = jnp.arange(tokens)

@@ -238,7 +238,10 @@ def _up_kernel(
     made = _products(
         rows_of,
         up_ref,
-        *(expert, [column + i * size for i in range(matrices)], inside, exists),
+        expert=expert,
+        columns=[column + i * size for i in range(matrices)],
+        inside=inside,
+        exists=exists,
         plan=plan,
         part=part,
     )
@@ -265,11 +268,11 @@ def _activated(made: list[jax.Array], kind: Activation) -> jax.Array:
 def _products(
     rows_of,
     weight_ref: Ref,  # [X, I, O]
+    *,
     expert: jax.Array,
     columns: list[jax.Array],
     inside: jax.Array,
     exists: jax.Array,
-    *,
     plan: Plan,
     part: jax.Array,
 ) -> list[jax.Array]:
@@ -321,7 +324,14 @@ def _down_kernel(
         return load(hidden_ref, place[:, None], channel[None, :], mask=real)
 
     (value,) = _products(
-        rows_of, down_ref, *(expert, [column], inside, exists), plan=plan, part=jnp.int32(0)
+        rows_of,
+        down_ref,
+        expert=expert,
+        columns=[column],
+        inside=inside,
+        exists=exists,
+        plan=plan,
+        part=jnp.int32(0),
     )
     if biased:
         value += widen(load(bias_ref, expert, column, mask=inside))[None, :]

@@ -149,11 +149,8 @@ def _chunk_kernel(
     bits = jax.lax.bitcast_convert_type(state, jnp.uint32)
     store(arena_ref, frame, words, value=bits, mask=own.inside)
     state = run(state, end, length)
-    store(
-        *(ring_ref, layer, rows_ref[row], copies_ref[row], own.words()),
-        value=state,
-        mask=own.inside,
-    )
+    line = layer, rows_ref[row], copies_ref[row]
+    store(ring_ref, *line, own.words(), value=state, mask=own.inside)
     # Padding becomes zero, so that it reaches no later layer as NaN.
     jax.lax.fori_loop(length, tokens, blank, None)
 

@@ -145,11 +145,14 @@ def selective_chunk_reference(arrays: SelectiveChunk, *, layer: int, first_frame
     )
     valid = jnp.arange(x.shape[1]) < arrays.lengths[:, None]
     scan = SelectiveScan(
-        *(x, step_sizes(arrays.dt, arrays.dt_bias), -jnp.exp(arrays.A_log)),
-        *(BC[..., :size], BC[..., size:]),
-        read_states(arena, read, arrays.exists, channels, size),
-        valid,
-        jnp.stack([arrays.state_lengths, arrays.lengths], axis=1),
+        x=x,
+        dt=step_sizes(arrays.dt, arrays.dt_bias),
+        A=-jnp.exp(arrays.A_log),
+        B=BC[..., :size],
+        C=BC[..., size:],
+        state=read_states(arena, read, arrays.exists, channels, size),
+        valid=valid,
+        kept=jnp.stack([arrays.state_lengths, arrays.lengths], axis=1),
     )
     y, states = selective_scan_reference(scan)
     y = jnp.where(
@@ -193,9 +196,14 @@ def selective_window_reference(
             number = jnp.where(token < t, bits, 0).max(1)
             parent = jnp.stack(states, axis=1)[row, number]
         scan = SelectiveScan(
-            *(x[:, t : t + 1], dt[:, t : t + 1], -jnp.exp(arrays.A_log)),
-            *(arrays.BC[:, t : t + 1, :size], arrays.BC[:, t : t + 1, size:]),
-            *(parent, valid[:, t : t + 1], jnp.ones((rows, 1), jnp.int32)),
+            x=x[:, t : t + 1],
+            dt=dt[:, t : t + 1],
+            A=-jnp.exp(arrays.A_log),
+            B=arrays.BC[:, t : t + 1, :size],
+            C=arrays.BC[:, t : t + 1, size:],
+            state=parent,
+            valid=valid[:, t : t + 1],
+            kept=jnp.ones((rows, 1), jnp.int32),
         )
         y, after = selective_scan_reference(scan)
         read.append(y)

@@ -75,7 +75,16 @@ def window_of(
 
     def window(projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors):
         arrays = ConvWindow(
-            *(projected, weight, bias, dt_bias, xB, dt, conv, starts, first, num_valid),
+            projected=projected,
+            weight=weight,
+            bias=bias,
+            dt_bias=dt_bias,
+            xB=xB,
+            dt=dt,
+            conv=conv,
+            starts=starts,
+            first=first,
+            num_valid=num_valid,
             ancestors=ancestors if tree else None,
         )
         return causal_conv_window(arrays, layer=1, layout=layout)

@@ -74,10 +74,9 @@ def test_options_reach_the_sampler(generate, monkeypatch):
     seen = []
     monkeypatch.setattr(FakeEngine, "add", lambda self, request: seen.append(request))
     monkeypatch.setattr(FakeEngine, "has_work", False)
-    generate(
-        *("ab", "--max-tokens", 9, "--temperature", 0.5, "--top-k", 3, "--top-p", 0.75),
-        *("--seed", 4, "--stop", "x", "--stop", "y", "--ignore-eos"),
-    )
+    options = {"max-tokens": 9, "temperature": 0.5, "top-k": 3, "top-p": 0.75, "seed": 4}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    generate("ab", *words, "--stop", "x", "--stop", "y", "--ignore-eos")
     [request] = seen
     params = request.params
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 3, 0.75)

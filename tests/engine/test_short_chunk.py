@@ -107,7 +107,10 @@ def test_the_compiler_counts_the_flops_that_are_counted_for_a_prompt(cut, group)
     geometry = make_geometry(config, engine)
     params = jax.eval_shape(lambda: random_params(config, 0))
     runner = Runner(
-        *(config, params, engine, geometry),
+        config,
+        params,
+        engine,
+        geometry,
         kernels=choose_kernels(config, geometry, engine, Device()),
         num_frames=200,
         max_slots=9,

@@ -244,7 +244,9 @@ def gate_before_norm():
     class GateFirst(GatedDeltaState):
         def gate(self, params, y, z, spec, implementation):
             return gated_rmsnorm(
-                *(y, z, params["norm"]),
+                y,
+                z,
+                params["norm"],
                 eps=spec.norm_eps,
                 groups=spec.num_value_heads,
                 implementation=implementation,

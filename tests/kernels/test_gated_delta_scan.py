@@ -206,7 +206,12 @@ def test_a_ring_takes_records_from_in_front_of_queries(dtype):
     def chunk(implementation: str):
         named = {"implementation": implementation}
         vkq, dt = causal_conv(
-            *(projected, history, weight.astype(dtype), None, jnp.ones(heads), lengths),
+            projected=projected,
+            history=history,
+            weight=weight.astype(dtype),
+            bias=None,
+            dt_bias=jnp.ones(heads),
+            lengths=lengths,
             layout=layout,
             **named,
         )

@@ -80,7 +80,11 @@ class FixedDecayState(MatrixState[FixedDecay]):
     def scan(self, params, tokens, state, lengths, state_lengths, spec, implementation):
         v, k = split_records(tokens.records["uk"], self.layout(spec))
         y, state = ssd_scan(
-            *(v, ones(v), spec.rates, k, tokens.q),
+            x=v,
+            dt=ones(v),
+            A=spec.rates,
+            B=k,
+            C=tokens.q,
             initial_state=state,
             lengths=lengths,
             state_lengths=state_lengths,
@@ -106,8 +110,17 @@ class FixedDecayRecurrence(MatrixRecurrence[FixedDecay]):
         v, k = split_records(ring["uk"], self.equations.layout(spec))
         rows = past.plan.rows
         arrays = WindowFrames(
-            *(v, ones(v), spec.rates, k, tokens.q, past.arena, past.frames(), past.plan.exists),
-            *(rows.starts, rows.num_valid, rows.ancestors),
+            x=v,
+            dt=ones(v),
+            A=spec.rates,
+            B=k,
+            C=tokens.q,
+            arena=past.arena,
+            frames=past.frames(),
+            exists=past.plan.exists,
+            starts=rows.starts,
+            num_valid=rows.num_valid,
+            ancestors=rows.ancestors,
         )
         return Read(*ssd_window_frames(arrays, implementation="xla"))
 

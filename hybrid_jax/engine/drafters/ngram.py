@@ -31,7 +31,10 @@ class NGram:
         found, taken = [], jnp.full((num_rows, 1 + max(branches)), -1, jnp.int32)
         for number in range(1 + max(branches)):
             place, length = longest_match(
-                *(history, last, config.ngram_max, taken[:, :number]),
+                history,
+                last,
+                most=config.ngram_max,
+                taken=taken[:, :number],
                 loops=model.backend.branches,
             )
             # What repeats itself goes on so: after the last token known comes the first of the period.
@@ -58,7 +61,7 @@ def _branches(config: SpeculationConfig) -> list[int]:
 
 
 def longest_match(
-    history: jax.Array, last: jax.Array, most: int, taken: jax.Array, *, loops: bool
+    history: jax.Array, last: jax.Array, *, most: int, taken: jax.Array, loops: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Where the tokens that end at `last` stood before.
 

@@ -141,7 +141,12 @@ def _attend(
         reads = own_input(h) is not None
         qkv = attention.joined(params, h, spec)
         new = AppendArrays(
-            *(qkv, arena, table, base, begin, end),
+            qkv=qkv,
+            arena=arena,
+            table=table,
+            base=base,
+            begin=begin,
+            end=end,
             **attention.norms_and_rotation(params, positions, spec),
         )
         options = AppendOptions(

@@ -43,8 +43,16 @@ class GatedDeltaPallas(MatrixPallas[GatedDelta]):
         q, scores, v, beta = made
         y, uk = gated_delta_window_rings(
             DeltaRings(
-                *(q, v, beta, scores, ring["uk"], ring["dt"], plan.shared[at.group]),
-                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+                q=q,
+                v=v,
+                beta=beta,
+                scores=scores,
+                uk=ring["uk"],
+                dt=ring["dt"],
+                A=plan.shared[at.group],
+                arena=state.arena,
+                frames=plan.frames,
+                exists=plan.exists.astype(jnp.int32),
                 num_known=plan.rows.num_known,
                 **places(plan.rows),
             ),
@@ -62,9 +70,16 @@ class GatedDeltaPallas(MatrixPallas[GatedDelta]):
         rows, model = plan
         y, ukq, arena = gated_delta_scan_frames(
             DeltaScanFrames(
-                *(chunk.made, chunk.dt, GATED_DELTA.decay_rates(params), chunk.projected),
-                *(state.arena, rows.read, rows.write, (rows.start > 0).astype(jnp.int32)),
-                *(rows.length, rows.state_len),
+                vkq=chunk.made,
+                dt=chunk.dt,
+                A=GATED_DELTA.decay_rates(params),
+                projected=chunk.projected,
+                arena=state.arena,
+                read=rows.read,
+                write=rows.write,
+                exists=(rows.start > 0).astype(jnp.int32),
+                lengths=rows.length,
+                state_lengths=rows.state_len,
             ),
             records=chunk.layout,
             first_frame=at.of(model.geometry).state_frame(at.layer),

@@ -20,11 +20,18 @@ class GatedDeltaRecurrence(MatrixRecurrence[GatedDelta]):
         self, params: dict, tokens: Tokens, ring: Fields, past: Past, spec: GatedDelta
     ) -> Read:
         rows, (v, k, beta) = past.plan.rows, tokens.rest
+        ring_u, ring_k = split_records(ring["uk"], GATED_DELTA.layout(spec))
         y, u, arena = gated_delta_window_frames(
             DeltaWindow(
-                *(tokens.q, v, beta, *split_records(ring["uk"], GATED_DELTA.layout(spec))),
-                ring["dt"] * GATED_DELTA.decay_rates(params),
-                *(past.arena, past.frames(), past.plan.exists),
+                q=tokens.q,
+                v=v,
+                beta=beta,
+                u=ring_u,
+                k=ring_k,
+                log_decay=ring["dt"] * GATED_DELTA.decay_rates(params),
+                arena=past.arena,
+                frames=past.frames(),
+                exists=past.plan.exists,
                 starts=rows.starts,
                 num_known=rows.num_known,
                 num_valid=rows.num_valid,

@@ -19,6 +19,7 @@ from hybrid_jax.engine.mixers.mixer import (
     Windowed,
     WindowPlan,
 )
+from hybrid_jax.engine.mixers.short_conv_pallas import convolve_window, new_tokens, store_tail
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
@@ -32,13 +33,7 @@ from pallas_kernels.selective_scan import (
     selective_window,
 )
 from pallas_kernels.selective_scan.kernel import why_unsupported as scan_unsupported
-from pallas_kernels.short_conv import (
-    ShortTail,
-    ShortWindow,
-    short_conv,
-    short_conv_window,
-    store_short_tail,
-)
+from pallas_kernels.short_conv import short_conv
 from pallas_kernels.short_conv.kernel import window_unsupported
 
 
@@ -59,30 +54,23 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
     ) -> Windowed:
         rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
-        here = {
-            "first": rows.num_known,
-            "num_valid": rows.num_valid,
-            "ancestors": rows.ancestors,
-        }
-        given = ShortWindow(
-            *(projected, params["conv"], params.get("conv_bias"), ring["conv"]), **here
-        )
-        conv, x = short_conv_window(
-            given, layer=at.layer, moves=plan.commits, gated=False, implementation="pallas"
-        )
+        new = new_tokens(rows)  # once for both kernels
+        x, state = convolve_window(params, projected, state, at, plan, new, gated=False)
+        dt, BC = _inputs(params, x, spec, "parts")
         arrays = SelectiveWindow(
-            *(x, *_inputs(params, x, spec, "parts"), projected),
-            *(
-                *_weights(params),
-                ring["state"],
-                state.arena,
-                plan.frames,
-                plan.exists.astype(jnp.int32),
-            ),
+            x=x,
+            dt=dt,
+            BC=BC,
+            projected=projected,
+            **_weights(params),
+            state=ring["state"],
+            arena=state.arena,
+            frames=plan.frames,
+            exists=plan.exists.astype(jnp.int32),
             base=rows.base,
             # A prompt's chunk begins at the checkpoint.
             loads=(rows.begin == rows.checkpoint).astype(jnp.int32) if plan.aligned else None,
-            **here,
+            **new,
         )
         y, carried = selective_window(
             arrays,
@@ -91,7 +79,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
             keeps=not plan.commits,
             implementation="pallas",
         )
-        state = state.with_ring(at.group, conv=conv, state=carried)
+        state = state.with_ring(at.group, state=carried)
         return Windowed(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
@@ -120,23 +108,31 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
         x = short_conv(*given, gated=False, implementation="pallas")
         ring = state.rings[at.group]
+        dt, BC = _inputs(params, x, spec, "whole")
         arrays = SelectiveChunk(
-            *(x, *_inputs(params, x, spec, "whole"), projected, *_weights(params)),
-            *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), ring["state"]),
-            *(rows.row, (rows.start + rows.length) % ring["state"].shape[2]),
-            *(rows.length, rows.state_len),
+            x=x,
+            dt=dt,
+            BC=BC,
+            projected=projected,
+            **_weights(params),
+            arena=state.arena,
+            read=rows.read,
+            write=rows.write,
+            exists=exists.astype(jnp.int32),
+            state=ring["state"],
+            rows=rows.row,
+            copies=(rows.start + rows.length) % ring["state"].shape[2],
+            lengths=rows.length,
+            state_lengths=rows.state_len,
         )
         y, arena, carried = selective_chunk(
             arrays, layer=at.layer, first_frame=group.state_frame(at.layer), implementation="pallas"
         )
-        tail = ShortTail(
-            *(arena, ring["conv"], projected, history),
-            *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
-        )
-        arena, conv = store_short_tail(tail, layer=at.layer, gated=False, implementation="pallas")
+        state = state.replace(arena=arena).with_ring(at.group, state=carried)
+        state = store_tail(projected, history, state, at, plan, gated=False)
         # The tail first: the projection is then free before the next block.
-        y, arena = jax.lax.optimization_barrier((y, arena))
-        state = state.replace(arena=arena).with_ring(at.group, conv=conv, state=carried)
+        y, arena = jax.lax.optimization_barrier((y, state.arena))
+        state = state.replace(arena=arena)
         return Chunked(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
@@ -171,5 +167,5 @@ def _inputs(params: dict, x: jax.Array, spec: Mamba1, out: Out) -> tuple[jax.Arr
     return product(dt, params["dt_proj"], out=out), BC
 
 
-def _weights(params: dict) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return params["A_log"], params["D"], params["dt_bias"]
+def _weights(params: dict) -> dict[str, jax.Array]:
+    return {name: params[name] for name in ("A_log", "D", "dt_bias")}

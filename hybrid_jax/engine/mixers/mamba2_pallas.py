@@ -56,8 +56,15 @@ class Mamba2Pallas(MatrixPallas[Mamba2]):
         group, ring = at.of(plan.model.geometry), state.rings[at.group]
         y = ssd_window_rings(
             WindowRings(
-                *(C, ring["uk"], ring["dt"], plan.shared[at.group], params["D"], scores),
-                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+                C=C,
+                xB=ring["uk"],
+                dt=ring["dt"],
+                A=plan.shared[at.group],
+                D=params["D"],
+                scores=scores,
+                arena=state.arena,
+                frames=plan.frames,
+                exists=plan.exists.astype(jnp.int32),
                 **places(plan.rows),
             ),
             layer=at.layer,
@@ -75,9 +82,16 @@ class Mamba2Pallas(MatrixPallas[Mamba2]):
         group, exists = at.of(model.geometry), rows.start > 0
         xBC, dt, _, layout, reads = chunk
         given = ScanFrames(
-            *(xBC, dt, MAMBA2.decay_rates(params), params["D"]),
-            *(state.arena, rows.read, rows.write, exists.astype(jnp.int32)),
-            *(rows.length, rows.state_len),
+            xBC=xBC,
+            dt=dt,
+            A=MAMBA2.decay_rates(params),
+            D=params["D"],
+            arena=state.arena,
+            read=rows.read,
+            write=rows.write,
+            exists=exists.astype(jnp.int32),
+            lengths=rows.length,
+            state_lengths=rows.state_len,
         )
         fixed: dict[str, Any] = {
             "records": layout,

@@ -76,8 +76,17 @@ def _read(
     ring_x, ring_B = split_records(ring["uk"], layout)
     C = C.reshape(*C.shape[:2], layout.num_groups, layout.state_size)
     arrays = WindowFrames(
-        *(ring_x, ring["dt"], A, ring_B, C, past.arena, past.frames(), past.plan.exists),
-        *(rows.starts, rows.num_valid, rows.ancestors),
+        x=ring_x,
+        dt=ring["dt"],
+        A=A,
+        B=ring_B,
+        C=C,
+        arena=past.arena,
+        frames=past.frames(),
+        exists=past.plan.exists,
+        starts=rows.starts,
+        num_valid=rows.num_valid,
+        ancestors=rows.ancestors,
     )
     y, arena = ssd_window_frames(arrays, implementation="xla")
     return mamba2.skip(params, y, x.reshape(y.shape)), arena

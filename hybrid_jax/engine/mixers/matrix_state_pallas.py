@@ -116,8 +116,13 @@ class MatrixPallas(WithPallasColumns[Spec]):
         layout = within_cut(self.equations.layout(spec), h)
         gates, projected = projected_of(params, h, out="parts")
         arrays = ConvWindow(
-            *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
-            *(ring["uk"], ring["dt"], ring["conv"]),
+            projected=projected,
+            weight=params["conv"],
+            bias=params.get("conv_bias"),
+            dt_bias=params["dt_bias"],
+            xB=ring["uk"],
+            dt=ring["dt"],
+            conv=ring["conv"],
             first=plan.rows.num_known,
             **places(plan.rows),
         )
@@ -146,16 +151,30 @@ class MatrixPallas(WithPallasColumns[Spec]):
         gates, projected = projected_of(params, h)
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         made, dt = causal_conv(
-            *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
-            rows.length,
+            projected=projected,
+            history=history,
+            weight=params["conv"],
+            bias=params.get("conv_bias"),
+            dt_bias=params["dt_bias"],
+            lengths=rows.length,
             layout=layout,
             implementation="pallas",
         )
         chunk = Convolved(made, dt, projected, layout, gates is not None)
         y, records, arena, stream = self.scan(params, chunk, state, at, plan)
         tail = Tail(
-            *(arena, ring["conv"], ring["uk"], ring["dt"], projected, history, records, dt),
-            *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
+            arena=arena,
+            conv=ring["conv"],
+            xB=ring["uk"],
+            dt=ring["dt"],
+            projected=projected,
+            history=history,
+            xBC=records,
+            steps=dt,
+            frames=rows.write[:, group.columns],
+            rows=rows.row,
+            lengths=rows.length,
+            state_lengths=rows.state_len,
         )
         arena, conv, uk, dt = store_tail(
             tail, layer=at.layer, layout=layout, implementation="pallas"
