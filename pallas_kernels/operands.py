@@ -40,7 +40,7 @@ def widen(array: jax.Array) -> jax.Array:
     return floats(array).astype(jnp.float32)
 
 
-def whole(array: jax.Array, rank: int, dtype: jnp.dtype) -> jax.Array:
+def summed(array: jax.Array, rank: int, dtype: jnp.dtype) -> jax.Array:
     """An array of `rank` dimensions as it is; the sum of parts in `dtype`."""
     return array if array.ndim == rank else array.sum(0).astype(dtype)
 
@@ -51,6 +51,6 @@ def as_parts(array: jax.Array, rank: int) -> jax.Array:
 
 
 def load_sum(ref: Ref, *index: jax.Array | int, mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """`whole` at the broadcast indices of `as_parts`, inside a kernel; zero where the mask is false."""
+    """`summed` at the broadcast indices of `as_parts`, inside a kernel; zero where the mask is false."""
     first, *more = (load(ref, part, *index, mask=mask) for part in range(ref.shape[0]))
     return sum(more, first).astype(dtype)

@@ -27,7 +27,7 @@ def project(
     params: dict, h: MixerInput, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]; the projection, too."""
-    qkv = operands.whole(joined(params, h, spec), 3, dtype_of(h))
+    qkv = operands.summed(joined(params, h, spec), 3, dtype_of(h))
     q, k, v = heads.split_heads(
         qkv,
         **norms_and_rotation(params, positions, spec),
@@ -90,7 +90,7 @@ def output(params: dict, y: jax.Array, qkv: jax.Array, spec: Attention) -> jax.A
     if spec.gate:
         size = qkv.shape[-1]
         gate = jax.lax.slice_in_dim(qkv, size - y.shape[-1], size, axis=-1)
-        gate = operands.whole(gate, y.ndim, y.dtype).astype(jnp.float32)
+        gate = operands.summed(gate, y.ndim, y.dtype).astype(jnp.float32)
         y = (y.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(y.dtype)
     return product(y, params["out"], params.get("out_bias"), out="parts")
 

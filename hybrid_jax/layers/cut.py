@@ -1,4 +1,4 @@
-"""What a mixer after a model's cut takes (SwiftKV, arXiv 2410.03960): one input to read with, and another to write."""
+"""What a mixer after a model's cut takes: one input to read with, and another to write."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Mamba2State(MatrixState[Mamba2]):
         """Times silu(z), with the norm that the spec says."""
         if spec.gated_norm == "none":
             z = jax.lax.slice_in_dim(projected, 0, spec.inner_size, axis=-1)
-            z = operands.whole(z, y.ndim, y.dtype).astype(jnp.float32)
+            z = operands.summed(z, y.ndim, y.dtype).astype(jnp.float32)
             return (y.astype(jnp.float32) * jax.nn.silu(z)).astype(y.dtype)
         return gated_rmsnorm(
             y,

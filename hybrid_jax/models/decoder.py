@@ -49,7 +49,7 @@ from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.layers.mlp import mlp, moe
 from hybrid_jax.products.matrix import as_matrix, product, product_transposed
-from pallas_kernels.operands import whole
+from pallas_kernels.operands import summed
 from pallas_kernels.rmsnorm import residual_rmsnorm
 from pallas_kernels.rmsnorm.xla import layer_norm, residual_sum, rms_norm
 
@@ -282,7 +282,7 @@ def _sum(results: list[jax.Array], given: jax.Array) -> jax.Array:
     """
     if len(results) == 1:
         return results[0]
-    first, *others = (whole(result, given.ndim, given.dtype) for result in results)
+    first, *others = (summed(result, given.ndim, given.dtype) for result in results)
     return sum(others, first)
 
 
@@ -297,10 +297,10 @@ def _leave_block(
 ) -> Stream:
     """The stream with a block's result."""
     if own.after is not None:
-        result = whole(result, given.ndim, given.dtype)
+        result = summed(result, given.ndim, given.dtype)
         result = normed(result, own.after, config).astype(given.dtype)
     if block.adds is None:
-        return stream.replace(aside=whole(result, given.ndim, given.dtype))
+        return stream.replace(aside=summed(result, given.ndim, given.dtype))
     stream = _settled(stream, valid, given.dtype)
     if block.adds.is_sum:
         return stream.replace(update=result, gain=block.adds.gain)
@@ -464,7 +464,7 @@ def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def exit_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
-    """h [..., D] at the cut to float32 logits [..., V] of its head (SwiftKV, arXiv 2410.03960, appendix E)."""
+    """h [..., D] at the cut to float32 logits [..., V] of its head, `ExitStack`."""
     own = params["exit"]
     h = rms_norm(h, own["norm"], config.norm_eps).astype(activation_dtype(params))
     return product(h, own["head"]).astype(jnp.float32)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.append_kv.entries import append_entries
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
-from pallas_kernels.operands import whole
+from pallas_kernels.operands import summed
 from pallas_kernels.paged_attention.layout import pack
 from pallas_kernels.rmsnorm.xla import rms_norm
 
@@ -56,7 +56,7 @@ def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, *_, cos, sin, q_norm, k_norm = arrays
     layout, _, eps, dtype, _ = options
-    qkv = whole(qkv, 3, dtype)
+    qkv = summed(qkv, 3, dtype)
     q, k, v = split_heads(
         qkv,
         cos=cos,

@@ -18,7 +18,7 @@ class AppendArrays(NamedTuple):
 
     Attributes:
         qkv: [B, T, >= (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is
-            rounded to `AppendOptions.dtype` (`operands.whole`).
+            rounded to `AppendOptions.dtype` (`operands.summed`).
         arena: uint32[U, W]. table: int32[B, frames_per_page, pages] frames of each page, trusted.
         base: int32[B]; token t of row b lies at base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and

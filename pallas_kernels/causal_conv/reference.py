@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.operands import floats, stored, whole
+from pallas_kernels.operands import floats, stored, summed
 from pallas_kernels.records import ProjectionLayout
 
 LENGTH_EPS = 1e-6  # under the root of the length of k and q
@@ -108,7 +108,7 @@ def causal_conv_window_reference(
 ):
     """See `api.causal_conv_window`: each row by itself."""
     projected, weight, _, _, xB, dt, conv, starts, first, num_valid, ancestors = arrays
-    projected = whole(projected, 3, weight.dtype)
+    projected = summed(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     token = jnp.arange(tokens)
     if ancestors is None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLAGS, FLOATS
-from pallas_kernels.operands import as_parts, whole
+from pallas_kernels.operands import as_parts, summed
 
 
 class Gated(NamedTuple):
@@ -31,7 +31,7 @@ class Residual(NamedTuple):
 def gated_rmsnorm_reference(arrays: Gated, *, eps: float, groups: int, norm_before_gate: bool):
     """See `api.gated_rmsnorm`."""
     y, gate, weight = arrays
-    size, gate = y.shape[-1] // groups, whole(gate, y.ndim, weight.dtype)
+    size, gate = y.shape[-1] // groups, summed(gate, y.ndim, weight.dtype)
     dtype = widest(gate.dtype, weight.dtype)
     parts = []
     for group in range(groups):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.operands import whole
+from pallas_kernels.operands import summed
 from pallas_kernels.rmsnorm.reference import Gated, Residual, widest
 
 
 def gated_rmsnorm_xla(arrays: Gated, *, eps: float, groups: int, norm_before_gate: bool):
     """See `api.gated_rmsnorm`; all blocks at once."""
     y, gate, weight = arrays
-    gate = whole(gate, y.ndim, weight.dtype)
+    gate = summed(gate, y.ndim, weight.dtype)
     gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
     silu, wide = jax.nn.silu(gate.astype(jnp.float32)), y.astype(jnp.float32)
     blocks = (wide if norm_before_gate else wide * silu).reshape(*wide.shape[:-1], groups, -1)
@@ -47,7 +47,7 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, eps: float) -> ja
 
 def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: float) -> jax.Array:
     """h + multiplier * update in the dtype of h; the sum of an update in parts is rounded to `dtype`."""
-    update = whole(update, h.ndim, dtype)
+    update = summed(update, h.ndim, dtype)
     if multiplier != 1.0:
         update = update * multiplier
     return h + update.astype(h.dtype)

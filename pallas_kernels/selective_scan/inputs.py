@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.arguments import FLOATS, check
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.operands import as_parts, load_sum, whole, widen
+from pallas_kernels.operands import as_parts, load_sum, summed, widen
 from pallas_kernels.rmsnorm.xla import rms_norm
 from pallas_kernels.triton import Ref, call, iota, load, store
 
@@ -53,7 +53,7 @@ def scan_inputs(
 def scan_inputs_reference(arrays: ScanInputs, *, eps: float | None):
     """See `scan_inputs`: one norm after another."""
     projected, *weights = arrays
-    projected = whole(projected, 3, weights[0].dtype)
+    projected = summed(projected, 3, weights[0].dtype)
     rank, size = (weight.size for weight in weights[:2])
     pieces = jnp.split(projected, [rank, rank + size], axis=-1)
     if eps is not None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.arguments import FLAGS, FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.checkpoint import pack_states, unpack_states
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.operands import whole
+from pallas_kernels.operands import summed
 
 
 class SelectiveScan(NamedTuple):
@@ -186,7 +186,7 @@ def selective_window_reference(
         old = jnp.where(arrays.loads.astype(bool)[:, None, None], saved, old)
     token = jnp.arange(tokens)
     valid = (token >= arrays.first[:, None]) & (token < arrays.num_valid[:, None])
-    dt = whole(arrays.dt, 3, x.dtype)
+    dt = summed(arrays.dt, 3, x.dtype)
     dt = jnp.where(valid[..., None], step_sizes(dt, arrays.dt_bias), 0)
     states, read = [old], []
     for t in range(tokens):
@@ -208,7 +208,7 @@ def selective_window_reference(
         y, after = selective_scan_reference(scan)
         read.append(y)
         states.append(after[:, 0])
-    z = whole(arrays.projected, 3, x.dtype)[..., channels:]
+    z = summed(arrays.projected, 3, x.dtype)[..., channels:]
     y = gated_output(jnp.concatenate(read, axis=1), x, arrays.D, z)
     y = jnp.where(valid[..., None], y, 0)
     new = ring

@@ -12,7 +12,7 @@ from pallas_kernels.arguments import BITS, FLOATS, INTS, WORDS
 from pallas_kernels.causal_conv.reference import tap_places
 from pallas_kernels.checkpoint import pack_columns
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.operands import floats, stored, whole
+from pallas_kernels.operands import floats, stored, summed
 
 
 class ShortChunk(NamedTuple):
@@ -103,7 +103,7 @@ def short_conv_window_reference(
 ):
     """See `api.short_conv_window`: each row by itself."""
     projected, weight, _, conv, first, num_valid, ancestors = arrays
-    projected = whole(projected, 3, weight.dtype)
+    projected = summed(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     token = jnp.arange(tokens)
     if ancestors is None:

@@ -20,7 +20,7 @@ BLOCK = 1024  # elements that a program copies
 BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements of one of two arrays
 
 
-class Tail(NamedTuple):
+class ScanTail(NamedTuple):
     """Arrays of `store_tail`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Tail(NamedTuple):
 
 
 def store_tail(
-    arrays: Tail,
+    arrays: ScanTail,
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -81,7 +81,7 @@ def store_tail(
     return run(where, implementation, TAILS, arrays, layer=layer, layout=layout)
 
 
-def store_tail_reference(arrays: Tail, *, layer: int, layout: ProjectionLayout):
+def store_tail_reference(arrays: ScanTail, *, layer: int, layout: ProjectionLayout):
     """One row after another."""
     arena, conv, xB, dt, projected, history, xBC, steps, frames, rows, lengths, ends = arrays
     words = layer_words(layout.history, layout.conv_size, conv.dtype)
@@ -201,7 +201,7 @@ def _programs(layout: ProjectionLayout, slots: int, dtype: jnp.dtype) -> tuple[i
 
 
 def store_tail_pallas(
-    arrays: Tail, *, layer: int, layout: ProjectionLayout
+    arrays: ScanTail, *, layer: int, layout: ProjectionLayout
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """See `store_tail`, whose arrays the kernel takes as they are.
 

@@ -18,7 +18,7 @@ from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
 from hybrid_jax.api.questions import all_logprobs
-from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, shapes_of
+from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, signature_of
 from hybrid_jax.engine.programs.programs import Programs
 from tests.api.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
@@ -270,7 +270,7 @@ def test_programs_compiled_beside_are_counted_once_and_at_once():
     with compiling.counting(Needed(missing, programs).count_with):
         count = compiling.count_with(one)
         seen.append(count())
-        two.compile_ahead(*shapes_of((np.int32(1),)))
+        two.compile_ahead(*signature_of((np.int32(1),)))
         seen.append(count())
         for program in (one, three, reader):
             program(np.int32(1))

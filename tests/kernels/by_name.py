@@ -20,7 +20,7 @@ from pallas_kernels.selective_scan.api import selective_window as scan_of_window
 from pallas_kernels.short_conv import ShortTail, ShortWindow
 from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
 from pallas_kernels.short_conv.api import store_short_tail as short_tail
-from pallas_kernels.ssd_scan import ScanFrames, Tail
+from pallas_kernels.ssd_scan import ScanFrames, ScanTail
 from pallas_kernels.ssd_scan.api import ssd_scan_frames as scan_frames
 from pallas_kernels.ssd_scan.api import ssd_states_frames as states_frames
 from pallas_kernels.ssd_scan.tail import store_tail as tail
@@ -68,4 +68,4 @@ ssd_window_rings = by_name(ssd_window.ssd_window_rings, ssd_window.WindowRings)
 ssd_window_scores = by_name(ssd_window.ssd_window_scores, ssd_window.WindowScores)
 store_states = by_name(checkpoint.store_states, checkpoint.States)
 store_columns = by_name(checkpoint.store_columns, checkpoint.Columns)
-store_tail = by_name(tail, Tail)
+store_tail = by_name(tail, ScanTail)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import (
-    Convolved,
+    Convolution,
     WithColumns,
     convolve_window,
     fold_layers,
@@ -36,7 +36,7 @@ from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State, from_bits
 
 
-class CarryRecurrence(Convolved[Spec], Protocol[Spec]):
+class CarryRecurrence(Convolution[Spec], Protocol[Spec]):
     """The arithmetic of a kind. States are [B, units, unit_words]."""
 
     def advance(

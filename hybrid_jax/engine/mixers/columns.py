@@ -26,7 +26,7 @@ from hybrid_jax.state import Model, State, from_bits
 from pallas_kernels.causal_conv.reference import tap_places
 
 
-class Convolved(Protocol[Spec]):
+class Convolution(Protocol[Spec]):
     """What stands in front of a recurrence over T tokens: a projection, and a convolution of W taps and E channels."""
 
     def project(self, params: dict, h: MixerInput, spec: Spec) -> tuple[jax.Array, Any]:
@@ -82,7 +82,7 @@ def convolve_paths(
 
 
 def convolve_window(
-    recurrence: Convolved[Spec],
+    recurrence: Convolution[Spec],
     params: dict,
     h: MixerInput,
     conv: jax.Array | None,

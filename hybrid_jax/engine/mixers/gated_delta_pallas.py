@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
-from hybrid_jax.engine.mixers.matrix_state_pallas import Convolved, Made, MatrixPallas, places
+from hybrid_jax.engine.mixers.matrix_state_pallas import ChunkInputs, Made, MatrixPallas, places
 from hybrid_jax.engine.mixers.mixer import ChunkPlan, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.layers.gated_delta import GATED_DELTA
@@ -65,7 +65,7 @@ class GatedDeltaPallas(MatrixPallas[GatedDelta]):
         return y, state.with_ring(at.group, uk=uk)
 
     def scan(
-        self, params: dict, chunk: Convolved, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, chunk: ChunkInputs, state: State, at: StatePlace, plan: ChunkPlan
     ) -> Made:
         rows, model = plan
         y, ukq, arena = gated_delta_scan_frames(

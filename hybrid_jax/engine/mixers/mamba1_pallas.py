@@ -19,7 +19,7 @@ from hybrid_jax.engine.mixers.mixer import (
     Windowed,
     WindowPlan,
 )
-from hybrid_jax.engine.mixers.short_conv_pallas import convolve_window, new_tokens, store_tail
+from hybrid_jax.engine.mixers.short_conv_pallas import new_tokens, short_tail, short_window
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.products.matrix import Out, product
 from hybrid_jax.state import Model, State
@@ -55,7 +55,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
         rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
         new = new_tokens(rows)  # once for both kernels
-        x, state = convolve_window(params, projected, state, at, plan, new, gated=False)
+        x, state = short_window(params, projected, state, at, plan, new, gated=False)
         dt, BC = _inputs(params, x, spec, "parts")
         arrays = SelectiveWindow(
             x=x,
@@ -129,7 +129,7 @@ class Mamba1Pallas(WithPallasColumns[Mamba1]):
             arrays, layer=at.layer, first_frame=group.state_frame(at.layer), implementation="pallas"
         )
         state = state.replace(arena=arena).with_ring(at.group, state=carried)
-        state = store_tail(projected, history, state, at, plan, gated=False)
+        state = short_tail(projected, history, state, at, plan, gated=False)
         # The tail first: the projection is then free before the next block.
         y, arena = jax.lax.optimization_barrier((y, state.arena))
         state = state.replace(arena=arena)

@@ -13,7 +13,7 @@ import numpy as np
 from hybrid_jax.config import Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.mamba2_xla import rescan
-from hybrid_jax.engine.mixers.matrix_state_pallas import Convolved, Made, MatrixPallas, places
+from hybrid_jax.engine.mixers.matrix_state_pallas import ChunkInputs, Made, MatrixPallas, places
 from hybrid_jax.engine.mixers.mixer import ChunkPlan, Entry, Windowed, WindowPlan
 from hybrid_jax.engine.mixers.replay import Scanned
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
@@ -76,7 +76,7 @@ class Mamba2Pallas(MatrixPallas[Mamba2]):
         return y, state
 
     def scan(
-        self, params: dict, chunk: Convolved, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, chunk: ChunkInputs, state: State, at: StatePlace, plan: ChunkPlan
     ) -> Made:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0

@@ -34,11 +34,11 @@ from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.records import ProjectionLayout
-from pallas_kernels.ssd_scan import Tail, store_tail
+from pallas_kernels.ssd_scan import ScanTail, store_tail
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
 
 
-class Convolved(NamedTuple):
+class ChunkInputs(NamedTuple):
     """A chunk in front of the scan.
 
     Attributes:
@@ -89,7 +89,7 @@ class MatrixPallas(WithPallasColumns[Spec]):
         raise NotImplementedError
 
     def scan(
-        self, params: dict, chunk: Convolved, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, chunk: ChunkInputs, state: State, at: StatePlace, plan: ChunkPlan
     ) -> Made:
         """Scans a chunk from the checkpoints before it, and writes those after it."""
         raise NotImplementedError
@@ -160,9 +160,9 @@ class MatrixPallas(WithPallasColumns[Spec]):
             layout=layout,
             implementation="pallas",
         )
-        chunk = Convolved(made, dt, projected, layout, gates is not None)
+        chunk = ChunkInputs(made, dt, projected, layout, gates is not None)
         y, records, arena, stream = self.scan(params, chunk, state, at, plan)
-        tail = Tail(
+        tail = ScanTail(
             arena=arena,
             conv=ring["conv"],
             xB=ring["uk"],

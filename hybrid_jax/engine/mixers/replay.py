@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.mixers.columns import (
-    Convolved,
+    Convolution,
     WithColumns,
     convolve_window,
     fold_layers,
@@ -88,8 +88,8 @@ class Past(NamedTuple):
         return self._replace(ring=merged).records(), entries
 
 
-class ReplayRecurrence(Convolved[Spec], Protocol[Spec]):
-    """The arithmetic of a kind. T, W and E are as in `Convolved`; S is records that a ring has room for.
+class ReplayRecurrence(Convolution[Spec], Protocol[Spec]):
+    """The arithmetic of a kind. T, W and E are as in `Convolution`; S is records that a ring has room for.
 
     States are [B, units, unit_words].
     """

@@ -39,7 +39,7 @@ def new_tokens(rows: WindowRows) -> dict[str, jax.Array | None]:
     }
 
 
-def convolve_window(
+def short_window(
     params: dict,
     projected: jax.Array,
     state: State,
@@ -66,7 +66,7 @@ def convolve_window(
     return y, state.with_ring(at.group, conv=conv)
 
 
-def store_tail(
+def short_tail(
     projected: jax.Array,
     history: jax.Array,
     state: State,
@@ -107,7 +107,7 @@ class ShortConvPallas(WithPallasColumns[ShortConv]):
         spec: ShortConv,
     ) -> Windowed:
         projected = product(h, params["in_proj"], params.get("in_bias"), out="parts")
-        y, state = convolve_window(params, projected, state, at, plan, new_tokens(plan.rows))
+        y, state = short_window(params, projected, state, at, plan, new_tokens(plan.rows))
         out = product(y, params["out_proj"], params.get("out_bias"), out="parts")
         return Windowed(out, state)
 
@@ -126,7 +126,7 @@ class ShortConvPallas(WithPallasColumns[ShortConv]):
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
         y = short_conv(*given, implementation="pallas")
-        state = store_tail(projected, history, state, at, plan)
+        state = short_tail(projected, history, state, at, plan)
         return Chunked(product(y, params["out_proj"], params.get("out_bias"), out="parts"), state)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import ShortConv
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.mixers.columns import Convolved, WithColumns, convolve_window, fold_layers
+from hybrid_jax.engine.mixers.columns import Convolution, WithColumns, convolve_window, fold_layers
 from hybrid_jax.engine.mixers.mixer import (
     Chunked,
     ChunkPlan,
@@ -25,7 +25,7 @@ from hybrid_jax.layers import short_conv
 from hybrid_jax.state import Model, State, from_bits
 
 
-class ShortConvSteps(WithColumns[ShortConv], Convolved[ShortConv]):
+class ShortConvSteps(WithColumns[ShortConv], Convolution[ShortConv]):
     """`StateSteps` of this kind."""
 
     def project(self, params: dict, h: jax.Array, spec: ShortConv) -> tuple[jax.Array, jax.Array]:

@@ -178,7 +178,7 @@ class Program:
         if run is None:
             jax.block_until_ready(args)  # steps that still run must not count as compiling
             with self._compiling.next_program(self, self._does):
-                run = self.compile_ahead(*shapes_of(args))
+                run = self.compile_ahead(*signature_of(args))
         return run(*args)
 
     def compile_ahead(self, *shapes: Any) -> Callable:
@@ -226,7 +226,7 @@ class WarmUp(NamedTuple):
     rank: tuple[int, ...] = ()
 
 
-def shapes_of(tree: Any) -> Any:
+def signature_of(tree: Any) -> Any:
     """What a program is compiled for instead of arrays: their shapes, dtypes, and devices chosen on purpose."""
 
     def shape(x: Any) -> Any:

@@ -21,7 +21,7 @@ from hybrid_jax.engine.programs.compiling import (
     Needed,
     Program,
     WarmUp,
-    shapes_of,
+    signature_of,
 )
 from hybrid_jax.engine.programs.serving import Serving, StepKey
 from hybrid_jax.engine.programs.store import ProgramStore
@@ -176,7 +176,7 @@ class Programs:
         """A call that compiles a step in any thread."""
         args = self._arguments(kind, shape, variant)
         program = self.get(kind.name, shape, variant)
-        return functools.partial(program.compile_ahead, *shapes_of(args))
+        return functools.partial(program.compile_ahead, *signature_of(args))
 
     # --- before and after -------------------------------------------------------------------------
 
