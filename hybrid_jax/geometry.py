@@ -90,6 +90,27 @@ class StateGroup:
         return self.first_frame + layer * self.frames_per_layer
 
 
+@dataclass(frozen=True, kw_only=True)
+class PageGroup:
+    """The layers with pages that see equally far back. They share the first frames of a page, or the next ones.
+
+    Attributes:
+        window: how many tokens their queries see, with the query itself; None for all.
+        first_frame, num_frames: which frames of a page are theirs.
+        max_pages: the most pages whose frames a prompt's row must hold at once; None without a window.
+    """
+
+    window: int | None
+    first_frame: int
+    num_frames: int
+    max_pages: int | None = None
+
+    @property
+    def frames(self) -> slice:
+        """Which frames of a page are theirs."""
+        return slice(self.first_frame, self.first_frame + self.num_frames)
+
+
 class StatePlace(NamedTuple):
     """A recurrent layer's group, by its number, and the layer's index in the group."""
 
@@ -108,8 +129,8 @@ class Geometry:
     Attributes:
         frame_words: uint32 words of one frame.
         page_tokens: tokens of one KV page; 0 without attention.
-        frames_per_page: frames of one page.
-        kv: place of each attention layer, in layer order.
+        page_groups: the layers with pages by their window; the one that sees everything comes first.
+        kv: place of each layer with pages, in layer order.
         groups: the recurrent layers by their spec.
         states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
@@ -118,7 +139,7 @@ class Geometry:
 
     frame_words: int
     page_tokens: int
-    frames_per_page: int
+    page_groups: tuple[PageGroup, ...]
     kv: tuple[KVPlace, ...]
     groups: tuple[StateGroup, ...]
     states: tuple[StatePlace, ...]
@@ -136,6 +157,16 @@ class Geometry:
         """Frames of one checkpoint; 0 for a model without recurrent layers."""
         return sum(group.num_frames for group in self.groups)
 
+    @functools.cached_property
+    def frames_per_page(self) -> int:
+        """Frames of one page; 0 without attention."""
+        return sum(group.num_frames for group in self.page_groups)
+
+    @functools.cached_property
+    def windowed(self) -> tuple[PageGroup, ...]:
+        """The groups of pages that have a window."""
+        return tuple(group for group in self.page_groups if group.window is not None)
+
     @property
     def has_pages(self) -> bool:
         """Whether the model has attention layers."""
@@ -150,18 +181,29 @@ class Geometry:
         """How many pages `num_tokens` tokens take."""
         return -(-num_tokens // self.page_tokens) if self.has_pages else 0
 
+    def first_page(self, group: PageGroup, position: int) -> int:
+        """The first page of which a query at `position`, or a later one, may see something in a group's layers."""
+        return max(position - group.window + 1, 0) // self.page_tokens if group.window else 0
+
+    def page_frames(self, num_tokens: int) -> int:
+        """How many frames the pages of a sequence take that shares none; with a window, those that it holds at once."""
+        pages = self.num_pages(num_tokens)
+        return sum(min(pages, g.max_pages or pages) * g.num_frames for g in self.page_groups)
+
     def row_frames(self, num_tokens: int) -> int:
         """How many frames a sequence takes that shares nothing: its pages, and a checkpoint once it is past a grain."""
         state = self.state_frames if num_tokens > self.grain else 0
-        return self.num_pages(num_tokens) * self.frames_per_page + state
+        return self.page_frames(num_tokens) + state
 
     def longest_row(self, num_frames: int) -> int:
-        """The most tokens of one sequence in `num_frames` frames; a huge number without pages."""
-        if not self.has_pages:
-            return 1 << 40 if num_frames >= self.state_frames else self.grain
-        with_state = (num_frames - self.state_frames) // self.frames_per_page
-        without = num_frames // self.frames_per_page * self.page_tokens
-        return max(with_state * self.page_tokens, min(without, self.grain))
+        """The most tokens of one sequence in `num_frames` frames; a huge number if frames do not limit it."""
+        low, high = 0, 1 << 40
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (
+                (middle, high) if self.row_frames(middle) <= num_frames else (low, middle - 1)
+            )
+        return low
 
     def align(self, position: int) -> int:
         """The last grain boundary at or before `position`."""
@@ -199,7 +241,7 @@ def token_words(entry: PageEntry, dtype: str) -> int:
 def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
     """Chooses frame size and page size so that pages and checkpoints both fill their frames.
 
-    Every frame of a page holds the same number of layers, one after the other.
+    Every frame of a page holds the same number of layers, one after the other, and all of them see equally far back.
 
     Args:
         model: the model.
@@ -213,7 +255,9 @@ def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
     scaled = engine.kv_dtype == FP8
     scales = [entry.elements // entry.scaled for entry in entries] if scaled else None
     layouts = [replace(recurrent_kind(spec).layout(spec), spec=spec) for spec in model.recurrent]
-    return fit_geometry(tokens, layouts, engine, scales=scales)
+    return fit_geometry(
+        tokens, layouts, engine, scales=scales, windows=[entry.window for entry in entries]
+    )
 
 
 def fit_geometry(
@@ -222,6 +266,7 @@ def fit_geometry(
     engine: EngineConfig,
     *,
     scales: list[int] | None = None,
+    windows: list[int | None] | None = None,
     min_page_tokens: int = 64,
 ) -> Geometry:
     """`make_geometry` for a model of which it is only known what its layers cache.
@@ -231,6 +276,7 @@ def fit_geometry(
         layouts: what each recurrent layer caches.
         engine: as in `make_geometry`.
         scales: for each attention layer, the words of one token's scales; None if there are none.
+        windows: for each attention layer, how many tokens a query sees; None if all see everything.
         min_page_tokens: the smallest page that is considered if the engine leaves the size open. 64 suits a CPU, where
             shorter pages make the loop over pages too long.
     """
@@ -244,12 +290,16 @@ def fit_geometry(
         page_sizes = [engine.page_tokens]
     else:
         page_sizes = [t for t in (16, 32, 64, 128) if t >= min_page_tokens]
+    windows = [None] * len(tokens) if windows is None else windows
+    counts = Counter(sorted(windows, key=lambda window: window or 0))
+    # Layers of one window stand side by side.
+    order = sorted(range(len(tokens)), key=lambda index: windows[index] or 0)
     if not tokens:
         page_sizes, splits = [0], [0]
     else:
-        splits = [d for d in range(1, len(tokens) + 1) if len(tokens) % d == 0]
+        splits = [d for d in range(1, len(tokens) + 1) if math.gcd(*counts.values()) % d == 0]
     scales = [0] * len(tokens) if scales is None else scales
-    sizes = [sum(words) for words in zip(tokens, scales, strict=True)]
+    sizes = [tokens[index] + scales[index] for index in order]
     options = []
     for page_tokens in page_sizes:
         for layers in splits:
@@ -261,15 +311,15 @@ def fit_geometry(
     return Geometry(
         frame_words=words,
         page_tokens=page_tokens,
-        frames_per_page=len(_starts(sizes, layers)),
+        page_groups=page_groups(counts, layers, page_tokens, engine.prefill_tokens),
         kv=tuple(
             KVPlace(
-                frame=index // layers,
-                offset=page_tokens * sum(sizes[index - index % layers : index]),
+                frame=place // layers,
+                offset=page_tokens * sum(sizes[place - place % layers : place]),
                 token_words=tokens[index],
                 scale_words=scales[index],
             )
-            for index in range(len(tokens))
+            for index, place in sorted(zip(order, range(len(order)), strict=True))
         ),
         groups=groups,
         states=states,
@@ -301,7 +351,11 @@ def sized_geometry(
     return Geometry(
         frame_words=frame_words,
         page_tokens=page_tokens,
-        frames_per_page=frames_per_page,
+        page_groups=(
+            (PageGroup(window=None, first_frame=0, num_frames=frames_per_page),)
+            if token_words
+            else ()
+        ),
         kv=(KVPlace(frame=0, offset=0, token_words=token_words),) if token_words else (),
         groups=groups,
         states=states,
@@ -309,6 +363,26 @@ def sized_geometry(
         dtype="bfloat16",
         kv_dtype="bfloat16",
     )
+
+
+def page_groups(
+    counts: Counter[int | None], layers: int, page_tokens: int, longest_chunk: int
+) -> tuple[PageGroup, ...]:
+    """The groups of the given numbers of layers by window, None first, with `layers` layers per frame.
+
+    Args:
+        longest_chunk: the most tokens of a prompt that a step takes of one row.
+    """
+    groups: list[PageGroup] = []
+    for window, count in counts.items():
+        pages = None
+        if window is not None:  # the pages that window - 1 tokens and a chunk may touch
+            pages = -(-(window + longest_chunk - 2) // page_tokens) + 1
+        first = sum(group.num_frames for group in groups)
+        groups.append(
+            PageGroup(window=window, first_frame=first, num_frames=count // layers, max_pages=pages)
+        )
+    return tuple(groups)
 
 
 def _starts(sizes: list[int], layers: int) -> range:

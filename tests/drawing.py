@@ -25,7 +25,7 @@ NOTHING = "nothing to check"
 # Tests of which a run takes few cases.
 FEW_CASES = (
     *("aot", "kernels", "engine/test_sampling_groups.py", "schedule/test_scheduler_traffic.py"),
-    "cli/test_cli.py",
+    *("schedule/test_windows.py", "cli/test_cli.py"),
 )
 
 

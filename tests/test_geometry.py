@@ -368,3 +368,54 @@ def test_heads_that_do_not_fill_words_are_refused_for_fp8():
         make_geometry(
             stack(1, attention(2, 6), 1, mamba(1, 1, 1)), replace(BF16, kv_cache_dtype="fp8")
         )
+
+
+def windowed(*windows, page_tokens=16, prefill_tokens=128):
+    model = ModelConfig(
+        family="windows",
+        vocab_size=8,
+        width=8,
+        layers=tuple(
+            residual_layer(mixers=(replace(attention(2, 8), sliding_window=window),))
+            for window in windows
+        ),
+    )
+    engine = EngineConfig(page_tokens=page_tokens, prefill_tokens=prefill_tokens)
+    return make_geometry(model, engine)
+
+
+def test_layers_of_two_windows_share_no_frame():
+    geometry = windowed(30, None, 7, None, 30, None, 7, 30, None, 30)
+    groups = [(group.window, group.first_frame, group.num_frames) for group in geometry.page_groups]
+    assert [window for window, _, _ in groups] == [None, 7, 30]
+    held = {window: set(range(first, first + count)) for window, first, count in groups}
+    assert sum(len(frames) for frames in held.values()) == geometry.frames_per_page
+    assert set().union(*held.values()) == set(range(geometry.frames_per_page))
+    windows = (30, None, 7, None, 30, None, 7, 30, None, 30)
+    for window, place in zip(windows, geometry.kv, strict=True):
+        assert place.frame in held[window]
+    assert len({(place.frame, place.offset) for place in geometry.kv}) == len(windows)
+
+
+def test_one_window_for_all_layers_changes_no_place():
+    some, none = windowed(30, 30, 30, 30), windowed(None, None, None, None)
+    assert some.kv == none.kv and some.frame_words == none.frame_words
+    assert some.page_groups[0].num_frames == none.page_groups[0].num_frames
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 17, 90])
+def test_a_group_holds_every_page_that_a_window_and_a_chunk_touch(window):
+    group = windowed(window).page_groups[0]
+    touched = [(start + 127) // 16 - max(start - window + 1, 0) // 16 + 1 for start in range(1000)]
+    assert group.max_pages == max(touched)
+
+
+def test_frames_of_a_row_with_windows_are_bounded():
+    geometry = windowed(30, None)
+    far = geometry.page_groups[0].num_frames
+    one, two = geometry.page_frames(8000), geometry.page_frames(16000)
+    assert two - one == far * 500
+    assert windowed(30).row_frames(8000) == windowed(30).row_frames(10**9)
+    for num_frames in (5, 60, 1000):
+        longest = geometry.longest_row(num_frames)
+        assert geometry.row_frames(longest) <= num_frames < geometry.row_frames(longest + 1)

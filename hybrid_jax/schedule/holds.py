@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_jax.cache.pools.frames import FrameAllocator, indices
+from hybrid_jax.cache.pools.frames import FrameAllocator, given, indices
 from hybrid_jax.cache.pools.pages import FrameHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import ARENA, Match
@@ -85,13 +85,13 @@ class Holds:
         return frames
 
     def retain_frames(self, frames: npt.ArrayLike) -> None:
-        """Adds a sequence's hold on each of these frames; none is listed twice."""
-        self._pages.hold(indices(frames))
+        """Adds a sequence's hold on each of these frames; none is listed twice, and zeros are none."""
+        self._pages.hold(given(frames))
         self._observe()
 
     def release_frames(self, frames: npt.ArrayLike) -> None:
-        """Drops a sequence's hold on each of these frames; none is listed twice."""
-        self._pages.drop(indices(frames))
+        """Drops a sequence's hold on each of these frames; none is listed twice, and zeros are none."""
+        self._pages.drop(given(frames))
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Holds:
         """Takes pages and slot of a match's resume point for a sequence, as `RadixTree.acquire` returns them."""
         assert self._tree is not None, "holds: a match without a tree"
         pages, slot = self._tree.acquire(match)
-        self._pages.note(indices(pages))
+        self._pages.note(given(pages))
         if slot:
             self._note_slot(slot)
         self._observe()
@@ -143,7 +143,7 @@ class Holds:
     def num_frames_of(self, match: Match) -> int:
         """How many frames of a match's pages and checkpoint no sequence holds yet; taking them makes them live."""
         assert self._tree is not None, "holds: a match without a tree"
-        pages = indices(self._tree.pages_to(match.node, match.hit_len))
+        pages = given(self._tree.pages_to(match.node, match.hit_len))
         slot = match.node.slots.get(ARENA, 0)
         lives = not slot or slot in self._slot_holds
         checkpoint = 0 if lives else self._slots.length(slot)

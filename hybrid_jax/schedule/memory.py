@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
 from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.policy.value import wanted_checkpoints
-from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.frames import FrameAllocator, given
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
@@ -58,7 +59,8 @@ class Memory:
         costs = frame_costs(geometry) if costs is None else costs
         self.frames = FrameAllocator(num_frames)
         self.slots = SlotTable(self.frames, lengths=(geometry.state_frames,), max_slots=max_slots)
-        self.page_holds = PageHolds(self.frames, geometry.page_tokens)
+        windows = [(group.window, group.frames) for group in geometry.windowed if group.window]
+        self.page_holds = PageHolds(self.frames, geometry.page_tokens, windows)
         self.tree: RadixTree | None = None
         self.history: History | None = None
         if cache.policy != "off":
@@ -79,7 +81,7 @@ class Memory:
         self.holds = Holds(self.frames, self.slots, self.tree)
         self.saves: list[Transfer] = []
         self.loads: list[Transfer] = []
-        self._later_frames: list[list[int]] = []
+        self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
 
     # --- room -----------------------------------------------------------------------------------
@@ -119,6 +121,8 @@ class Memory:
     def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
         """Takes what a sequence needs to compute its prompt: the shared prefix, pages for the rest, its checkpoint.
 
+        Of layers with a window it takes the pages that its longest chunk needs; `grow_chunk` takes the others.
+
         Args:
             sequence: one without memory.
             match: its look-up in the tree; None if there is none, or to compute everything.
@@ -146,9 +150,13 @@ class Memory:
         shared = geometry.num_pages(hit_len)
         # The hit may end inside a page that another row goes on writing. This row then copies it to its first new page.
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
-        fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
+        kept = shared - inside
+        fresh = self._pages(geometry.num_pages(sequence.goal) - kept)
+        for group in geometry.windowed:
+            end = geometry.first_page(group, hit_len) + (group.max_pages or len(fresh))
+            fresh[max(end - kept, 0) :, group.frames] = False
         own = self._will_checkpoint(sequence, hit_len)
-        page_frames = (fresh + reserve) * geometry.frames_per_page
+        page_frames = int(np.count_nonzero(fresh)) + reserve * geometry.frames_per_page
         if not self._room_for(page_frames, own, match if hit_len else None):
             return None
         # From here to `acquire` nothing is evicted, so the match still holds.
@@ -157,7 +165,7 @@ class Memory:
             pages, slot = self.holds.acquire(match)
             if inside:
                 sequence.copies = [(as_page(pages[-1]), as_page(new[0]))]
-            new = np.concatenate((pages[: shared - inside], new)) if hit_len else new
+            new = np.concatenate((pages[:kept], new)) if hit_len else new
         sequence.pages = new
         sequence.slot = sequence.real_slot = slot
         sequence.real_checkpoint = hit_len
@@ -184,7 +192,7 @@ class Memory:
         own_slot = self._will_checkpoint(child, parent.real_checkpoint)
         if not self._room_for(page_frames, own_slot):
             return None
-        own, child.reserved_slot = self._take(int(inside > 0), own_slot)
+        own, child.reserved_slot = self._take(self._pages(int(inside > 0)), own_slot)
         shared = parent.pages[:full]
         self.holds.retain_frames(shared)
         child.pages = np.concatenate((shared, own))
@@ -213,13 +221,21 @@ class Memory:
                 return False
         return self.make_room(pages, own_slot, keep=hit.node if hit is not None else None)
 
-    def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
-        """Takes new pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0): both, or it raises."""
-        per_page = self.geometry.frames_per_page
+    def _pages(self, count: int) -> np.ndarray:
+        """Whole pages for `_take`: bool[count, frames_per_page]."""
+        return np.ones((count, self.geometry.frames_per_page), bool)
+
+    def _take(self, wanted: np.ndarray, own_slot: bool = False) -> tuple[np.ndarray, int]:
+        """Takes new pages and, if asked for, a slot (else 0): both, or it raises.
+
+        The pages are int32[n, frames_per_page], with a frame wherever `wanted` is true, and else 0.
+        """
         slot = self.holds.allocate_slot() if own_slot else 0
         try:
-            frames = self.holds.allocate_frames(num_pages * per_page)
-            return frames.reshape(num_pages, per_page), slot
+            frames = self.holds.allocate_frames(int(np.count_nonzero(wanted)))
+            pages: np.ndarray = np.zeros(wanted.shape, np.int32)
+            pages[wanted] = frames
+            return pages, slot
         except BaseException:
             self.holds.release_slot(slot)
             raise
@@ -232,13 +248,70 @@ class Memory:
         if not page_tokens:
             return num_tokens
         # One page after the other: a little memory still lets the row take some steps.
-        covered, new = len(sequence.pages) * page_tokens, 0
-        while covered < num_tokens and self.make_room((new + 1) * self.geometry.frames_per_page):
+        covered, new, per_page = len(sequence.pages) * page_tokens, 0, self.geometry.frames_per_page
+        while covered < num_tokens and self._room_to_grow(sequence, (new + 1) * per_page):
             covered += page_tokens
             new += 1
         if new:
-            sequence.pages = np.concatenate((sequence.pages, self._take(new)[0]))
+            own, _ = self._take(self._pages(new))
+            sequence.pages = np.concatenate((sequence.pages, own))
         return covered
+
+    def grow_chunk(self, sequence: Sequence, end: int) -> bool:
+        """Takes the frames of layers with a window that a chunk up to `end` writes; False if there is no room."""
+        geometry, pages = self.geometry, sequence.pages
+        if not geometry.windowed:
+            return True
+        wanted: np.ndarray = np.zeros(pages.shape, bool)
+        for group in geometry.windowed:
+            part = slice(geometry.first_page(group, sequence.position), geometry.num_pages(end))
+            wanted[part, group.frames] = pages[part, group.frames] == 0
+        if not wanted.any():
+            return True
+        if not self._room_to_grow(sequence, int(np.count_nonzero(wanted))):
+            return False
+        sequence.pages = pages + self._take(wanted)[0]
+        return True
+
+    def _room_to_grow(self, sequence: Sequence, num_frames: int) -> bool:
+        """Makes room for a running sequence, if need be with what the tree holds of its own text.
+
+        Its row gives back pages that its windows have left behind, and the tree may still hold them. They cannot be
+        evicted if they lie above pages that the row holds as well.
+        """
+        if self.make_room(num_frames):
+            return True
+        if not self.geometry.windowed or self.tree is None:
+            return False
+        self.tree.drop_path(sequence.first_tokens(self._saved(sequence)), 0)
+        return self.make_room(num_frames)
+
+    def give_back(self, sequence: Sequence, *, later: bool = False) -> None:
+        """Gives back the pages that no window of a sequence reads any more, nor a prompt that will go on from it.
+
+        Args:
+            later: a plan that is being made still reads them.
+        """
+        geometry, pages = self.geometry, sequence.pages
+        resumed = self._resumed(sequence)
+        firsts = [geometry.first_page(group, resumed) for group in geometry.windowed]
+        if firsts == sequence.first_pages:
+            return
+        gone: np.ndarray = np.zeros_like(pages)
+        for group, first in zip(geometry.windowed, firsts, strict=True):
+            gone[:first, group.frames] = pages[:first, group.frames]
+        sequence.pages, sequence.first_pages = pages - gone, firsts
+        if later:
+            self._later_frames.append(gone[gone > 0])
+        else:
+            self.holds.release_frames(gone)
+
+    def _resumed(self, sequence: Sequence) -> int:
+        """The first position that the sequence, or a prompt that begins like it, may go on from.
+
+        In exact mode its windows begin there, with or without a state; elsewhere they begin later.
+        """
+        return sequence.kept_checkpoint if sequence.kept_slot else sequence.real_checkpoint
 
     def slot_to_write(self, sequence: Sequence) -> int | None:
         """Where the sequence's next checkpoint goes: its present slot if it is the only holder, else another slot.
@@ -344,6 +417,7 @@ class Memory:
             elif old != sequence.slot:
                 # A plan in flight may name it too, but the row has folded by then and reads the later one.
                 self.holds.release_slot(old)
+        self.give_back(sequence)
 
     # --- the prefix tree ------------------------------------------------------------------------
 
@@ -453,7 +527,7 @@ class Memory:
         if sequence.slot != sequence.real_slot:
             self.holds.release_slot(sequence.slot)
         self.give_back_reserve(sequence)
-        sequence.pages, sequence.copies = NO_PAGES, []
+        sequence.pages, sequence.first_pages, sequence.copies = NO_PAGES, [], []
         sequence.real_slot = sequence.slot = 0
 
     # --- looking at it --------------------------------------------------------------------------
@@ -472,7 +546,7 @@ class Memory:
         self.frames.check_invariants()
         self.slots.check_invariants()
         assert not (self._later_frames or self._later_slots), "memory: a plan was left unfinished"
-        frames = Counter(frame for s in sequences for frame in s.pages.reshape(-1).tolist())
+        frames = Counter(frame for s in sequences for frame in given(s.pages).tolist())
         frames.update(frame for s in sequences for frame in _sources(s.copies))
         held = [
             slot
@@ -503,7 +577,7 @@ class Memory:
 
 def _sources(copies: list[tuple[Page, Page]]) -> list[int]:
     """The frames that page copies read; a sequence lists none twice."""
-    return [frame for source, _ in copies for frame in source]
+    return [frame for source, _ in copies for frame in source if frame]
 
 
 def as_page(frames: np.ndarray) -> Page:

@@ -37,7 +37,8 @@ class Sequence:
         prompt: int32[goal] what the prefill computes: the prompt, and after a preemption the output too.
         row: ring row while it runs.
         pages: int32[n, frames_per_page] frame ids of its pages, with one hold on each. The array is never changed in
-            place.
+            place. It is 0 in frames of layers with a window where they were given back or are still to be taken.
+        first_pages: of each group of such layers, the first page that was not given back; empty before the first was.
         position: the next token to feed. In prefill it is the start of the next chunk; then it is the most tokens that
             the sequence may have after the plans in flight.
         slot: handle of the checkpoint after the last fold that is planned; 0 for none.
@@ -70,6 +71,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     row: int = -1
     pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
+    first_pages: list[int] = field(default_factory=list)
     position: int = 0
     slot: int = 0
     real_position: int = 0
@@ -172,7 +174,8 @@ class Sequence:
         """Makes it a waiting sequence that has only its reported tokens; its memory was released or is gone."""
         self.tokens = self.request.tokens
         self.prompt = np.array(self.tokens, np.int32)
-        self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
+        self.phase, self.row, self.copies = Phase.WAITING, -1, []
+        self.pages, self.first_pages = NO_PAGES, []
         self.position = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
         self.kept_slot = self.kept_checkpoint = 0

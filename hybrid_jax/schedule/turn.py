@@ -87,6 +87,8 @@ class Turn:
         final = end == sequence.goal
         # A row that decodes needs at least one token in its ring: the last checkpoint stays before the prompt's end.
         checkpoint = max(geometry.align(end - 1), start) if final else end
+        if not self.memory.grow_chunk(sequence, end):
+            return False
         slot: int | None = sequence.slot
         if checkpoint > start:
             slot = self.memory.slot_to_write(sequence)
@@ -204,6 +206,8 @@ class Turn:
         """
         for sequence in self._published:
             self.memory.publish(sequence)
+        for sequence in dict.fromkeys([*(row.sequence for row in self.plan.prefill), *self.ended]):
+            self.memory.give_back(sequence, later=True)
         # If other rows decode, the loop runs all their steps anyway, so fewer steps would save nothing.
         if not self.plan.decode:
             free = (s.request for s in self.ended if not s.request.one_by_one)

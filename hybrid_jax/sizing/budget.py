@@ -149,5 +149,4 @@ def split_memory(
 
 
 def _frames_for(geometry: Geometry, num_tokens: int, num_checkpoints: int) -> int:
-    pages = geometry.num_pages(num_tokens) * geometry.frames_per_page
-    return max(pages + num_checkpoints * geometry.state_frames, 1)
+    return max(geometry.page_frames(num_tokens) + num_checkpoints * geometry.state_frames, 1)

@@ -21,7 +21,8 @@ class AttentionArrays(NamedTuple):
         arena: uint32[U, W]. table: int32[B, pages] or int32[B, frames_per_page, pages] frames of each page, trusted;
             unused entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in frames at or past
-            it is never read into a result, NaN included.
+            it is never read into a result, NaN included; nor is what lies before the window of query 0, so the entries
+            of such pages may be 0 as well.
         ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an ancestor of
             token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for the sliding window it
             stands at base[b] + the number of its proper ancestors.
@@ -69,7 +70,10 @@ def paged_attention_reference(arrays: AttentionArrays, *, options: AttentionOpti
     key_position = jnp.arange(keys)
     seen = visible(base, tokens, key_position, end, window, ancestors)
     k = kv[:, :, 0]
-    v = jnp.where((key_position < end[:, None])[..., None, None], kv[:, :, 1], 0)
+    live = key_position < end[:, None]
+    if window is not None:
+        live &= key_position > base[:, None] - window
+    v = jnp.where(live[..., None, None], kv[:, :, 1], 0)
     grouped = q.reshape(rows, tokens, layout.num_kv_heads, -1, width).astype(jnp.float32)
     scores = jnp.einsum("btkgh,bskh->btkgs", grouped, k, precision=HIGHEST) * scale
     if soft_cap is not None:

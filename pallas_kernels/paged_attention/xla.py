@@ -44,6 +44,10 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         kv = unpack(words.reshape(rows, tile, *words.shape[3:]), layout.dtype)
         key_position = index * tile + jnp.arange(tile)
         live = key_position < end[:, None]  # [B, S]
+        if (
+            window is not None
+        ):  # what lies before every window may hold anything, as what lies past a row
+            live &= key_position > base[:, None] - window
         seen = visible(base, tokens, key_position, end, window, ancestors)
         seen = jnp.broadcast_to(seen[:, None, None], (rows, 1, per_kv, tokens, tile))
         seen = seen.reshape(rows, 1, per_kv * tokens, tile)

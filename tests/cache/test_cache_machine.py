@@ -39,7 +39,7 @@ class CacheMachine(RuleBasedStateMachine):
     evicted; evictions are compared by what they may and may not take.
     """
 
-    page_tokens, needs_slots = 16, True
+    page_tokens, needs_slots, window = 16, True, None
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.slots = SlotTable(
             self.frames, lengths=(STATE_FRAMES if self.needs_slots else 0,), max_slots=MAX_SLOTS
         )
-        arena = Tier(self.frames, self.slots, PageHolds(self.frames, self.page_tokens))
+        windows = [(self.window, slice(0, 1))] if self.window else []
+        arena = Tier(self.frames, self.slots, PageHolds(self.frames, self.page_tokens, windows))
         self.tree = RadixTree(
             [arena, *self.tiers_below(arena)], grain=GRAIN, needs_slots=self.needs_slots,
             max_known_nodes=12, sink=self.sink,
@@ -318,6 +319,62 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.frames.num_free == NUM_FRAMES - 1 and self.slots.num_held == 0
 
 
+class WindowMachine(CacheMachine):
+    """The same where a row reads `window` tokens back at most: rows and nodes have no more pages than that takes.
+
+    The model needs to know every prefix that was ever filled: what one row mends, others can resume from again.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.filled = set()
+
+    def first_page(self, position):
+        return max(position - self.window + 1, 0) // self.page_tokens
+
+    def extend_row(self, row, hit_len, length):
+        super().extend_row(row, hit_len, length)
+        tokens, pages, _ = self.current
+        if self.needs_slots or length % (2 * GRAIN):  # a row may also keep what it need not
+            gone = self.first_page(length)
+            self.frames.release([frame for (frame,) in pages[:gone] if frame])
+            pages[:gone] = [(0,)] * gone
+
+    def drop(self, index):
+        tokens, pages, slot = self.rows[index]
+        self.rows[index] = tokens, [page for page in pages if page[0]], slot
+        super().drop(index)
+
+    def leave(self, index, finish):
+        tokens, pages, slot = self.rows[index]
+        super().leave(index, finish)
+        if tokens and bool(slot) == self.needs_slots:
+            self.filled |= {tokens[:n] for n in range(GRAIN, len(tokens) + 1, GRAIN)}
+            self.resumable |= {p for p in self.filled if self.found(p) == len(p)}
+
+    def add_resumable(self, tokens):
+        _, pages, _ = next(row for row in self.rows if row[0] == tokens)
+        if self.needs_slots:
+            self.resumable.add(tokens)
+            return
+        held = [page for page, (frame,) in enumerate(pages) if frame]
+        for length in range(GRAIN, len(tokens) + 1, GRAIN):
+            needed = range(self.first_page(length), -(-length // self.page_tokens))
+            if set(needed) <= set(held):
+                self.resumable.add(tokens[:length])
+
+    def check_content(self, tokens, length, pages, slot):
+        first = self.first_page(length) * self.page_tokens
+        for position in range(length):
+            frame = pages[position // self.page_tokens][0]
+            if position < first:
+                assert frame == 0
+            else:
+                assert self.text[frame, position % self.page_tokens] == tokens[: position + 1]
+        if self.needs_slots and length:
+            assert self.states[self.slots.resolve(slot)] == tokens[:length]
+
+
 class TwoTierMachine(CacheMachine):
     """The same beside a second tier that takes what the arena evicts: at once, later, or not at all.
 
@@ -470,8 +527,8 @@ def common(a, b):
 FORMS = [(16, True), (4, True), (64, True), (16, False), (64, False), (0, True)]
 
 
-def run(base, page_tokens, needs_slots, examples):
-    names = {"page_tokens": page_tokens, "needs_slots": needs_slots}
+def run(base, page_tokens, needs_slots, examples, **names):
+    names |= {"page_tokens": page_tokens, "needs_slots": needs_slots}
     machine = type("Machine", (base,), names).TestCase
     machine.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     machine("runTest").runTest()
@@ -480,6 +537,14 @@ def run(base, page_tokens, needs_slots, examples):
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), FORMS)
 def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
     run(CacheMachine, page_tokens, needs_slots, 60)
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "needs_slots", "window"),
+    [(4, True, 10), (16, True, 19), (4, False, 6), (16, False, 20)],
+)
+def test_a_cache_with_a_window_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots, window):
+    run(WindowMachine, page_tokens, needs_slots, 50, window=window)
 
 
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), drawn(FORMS))

@@ -140,7 +140,11 @@ def _attend(
             scale = jax.lax.bitcast_convert_type(own[:, size * at.token_words :], jnp.float32)
             c *= scale[..., None]
         position = page * size + jnp.arange(size)
-        live = position < end[:, None]  # what lies past a row may hold anything
+        live = (
+            position < end[:, None]
+        )  # what lies past a row may hold anything, and what no window sees
+        if spec.sliding_window is not None:
+            live &= position > base[:, None] - spec.sliding_window
         c = jnp.where(live[..., None], c, 0)
         seen = visible(base, tokens, position, end, spec.sliding_window, ancestors)[:, :, None]
         scores = jnp.einsum("btnr,bsr->btns", q, c, precision=HIGHEST)

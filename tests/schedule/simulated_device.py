@@ -146,7 +146,7 @@ class SimulatedDevice:
             assert (0 < tail if row.samples else 0 == tail) and tail <= self.geometry.grain
             assert row.request.tokens[row.start : row.start + len(row.tokens)] == row.tokens
             self._check_state(row.read_slot, row.start, true)
-            self._check_pages(row.pages, row.start, true)
+            self._check_pages(row.pages, row.start, true, row.start)
         for row, true in zip(rows, truths, strict=True):
             summary = self._state(row.read_slot) if self.geometry.has_state else true[row.start]
             summaries = [summary]
@@ -166,7 +166,7 @@ class SimulatedDevice:
             self.rings[row.row] = ring
             row.new_tokens = [token] if row.samples else []
         for row, true in zip(rows, truths, strict=True):
-            self._check_pages(row.pages, row.start + len(row.tokens), true)
+            self._check_pages(row.pages, row.start + len(row.tokens), true, row.start)
             if row.state_len == 0 and self.geometry.has_state:
                 self._check_state(row.read_slot, row.start, true)
 
@@ -243,10 +243,11 @@ class SimulatedDevice:
             if position < row.position:
                 assert self.keep is not None, "fewer tokens than the plan says"
                 self._count("rows behind their plan")
-            self._check_pages(row.pages, position, ring.true)
+            self._check_pages(row.pages, position, ring.true, self._base(ring))
         live = self._live(rows)
         self._no_write_meets_another(live)
         steps = [row.num_tokens if self.keep is None else self.keep(row.num_tokens) for row in live]
+        bases = {row.row: self._base(self.rings[row.row]) for row in rows}
         most = [self.rings[row.row].position + row.num_tokens for row in live]
         for step in range(max(steps, default=0)):
             for row, num_steps in zip(live, steps, strict=True):
@@ -257,7 +258,7 @@ class SimulatedDevice:
                 self._write_page(row.pages, position, None)
         for row in rows:
             ring = self.rings[row.row]
-            self._check_pages(row.pages, ring.position, ring.true)
+            self._check_pages(row.pages, ring.position, ring.true, bases[row.row])
             if ring.token >= 0 and self.geometry.has_state:
                 self._check_state(_slot(row, ring), ring.base, ring.true)
 
@@ -321,15 +322,27 @@ class SimulatedDevice:
         for index, frame in enumerate(self.table[slot]):
             self.frames[frame] = Frame(state=(summary, index))
 
-    def _check_pages(self, pages: np.ndarray, length: int, true: list[int]) -> None:
+    def _base(self, ring: Ring) -> int:
+        """The first position of which a decoding row makes a query."""
+        return ring.base if self.exact else ring.position
+
+    def _check_pages(self, pages: np.ndarray, length: int, true: list[int], base: int) -> None:
+        """Checks what queries from position `base` on may see of the first `length` tokens."""
         if not self.geometry.has_pages:
             return
         size = self.geometry.page_tokens
+        firsts = [0] * self.geometry.frames_per_page
+        for part in self.geometry.windowed:
+            firsts[part.frames] = [max(base - part.window + 1, 0)] * part.num_frames
         for start, page in zip(range(0, length, size), pages.tolist(), strict=False):
-            wanted = true[start + 1 : min(start + size, length) + 1]
-            for group, frame in enumerate(page):
+            for group, (frame, first) in enumerate(zip(page, firsts, strict=True)):
+                seen = slice(max(first, start), max(first, min(start + size, length)))
+                wanted = true[seen.start + 1 : seen.stop + 1]
+                if not wanted:
+                    continue
+                assert frame, f"position {seen.start} of layer group {group} was given back"
                 held = self.frames[frame]
-                found = held.summaries[: len(wanted)]
+                found = held.summaries[seen.start - start : seen.stop - start]
                 assert (held.group, found) == (group, wanted), (
                     f"frame {frame} holds {found} of layer group {held.group} after position {start}"
                 )

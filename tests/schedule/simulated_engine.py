@@ -1,11 +1,11 @@
 """The engine's loop around the scheduler and a device that checks every read, and what both are given."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.geometry import sized_geometry
+from hybrid_jax.geometry import page_groups, sized_geometry
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
@@ -14,13 +14,22 @@ from tests.schedule.simulated_device import SimulatedDevice, plain_loop
 GRAIN = 32
 
 
-def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
-    """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them."""
+def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN, windows=(), longest_chunk=128):
+    """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them.
+
+    Args:
+        windows: of frames of their own in each page, None for no window; nothing for two frames without.
+        longest_chunk: as in the engine's settings.
+    """
     pages, state = kind != "recurrent", kind != "attention"
-    return sized_geometry(
+    geometry = sized_geometry(
         frame_words=64, page_tokens=page_tokens if pages else 0, frames_per_page=2 * pages,
         token_words=2 * pages, state_frames=3 * state, grain=grain,
     )  # fmt: skip
+    if not windows:
+        return geometry
+    counts = Counter(windows)
+    return replace(geometry, page_groups=page_groups(counts, 1, page_tokens, longest_chunk))
 
 
 @dataclass

@@ -10,47 +10,7 @@ from hypothesis import strategies as st
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.schedule.memory import Memory
 from tests.schedule.simulated_engine import GRAIN, Engine, make_geometry, tokens_of
-
-
-def random_traffic(
-    seed,
-    engine,
-    *,
-    turns=120,
-    abort_rate=0.03,
-    crash_rate=0.0,
-    num_prefixes=4,
-    longest=220,
-    arrivals=0.4,
-    stop=None,
-):
-    """Prompts that share prefixes in a tree-like way, arriving and aborting at random."""
-    rng = random.Random(seed)
-    pool = [tokens_of(rng, rng.randint(20, longest // 2)) for _ in range(num_prefixes)]
-    for _ in range(turns):
-        while rng.random() < arrivals:
-            base = rng.choice(pool)
-            prompt = base[: rng.randint(1, len(base))] if rng.random() < 0.4 else list(base)
-            prompt = (prompt + tokens_of(rng, rng.choice([0, 1, 5, 40, 90])))[:longest]
-            options = {
-                "max_tokens": rng.choice([1, 2, 8, 30, 100, 120]),
-                "stop_ids": rng.choice([(), (0,), (0, 1, 2)]),
-                "stop": stop,
-            }
-            request = engine.add_siblings(rng.choice([1, 1, 1, 1, 1, 2, 4]), prompt, **options)[0]
-            if rng.random() < 0.3:
-                pool.append(request.prompt)
-        if rng.random() < abort_rate and engine.scheduler._sequences:
-            engine.scheduler.abort(rng.choice(list(engine.scheduler._sequences)))
-            engine.scheduler.check_invariants()
-        if rng.random() < crash_rate:
-            engine.crash()
-        engine.step()
-        for request in engine.requests.values():  # a conversation goes on
-            if request.finish_reason and rng.random() < 0.02:
-                pool.append((request.prompt + request.output)[:longest])
-    engine.run()
-    engine.check()
+from tests.schedule.traffic import random_traffic
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])

@@ -97,7 +97,7 @@ class CountedPages(PageStore):
     def only_ours(self, pages: range) -> bool:
         return True
 
-    def _row(self, parts: Sequence[range]) -> range:
+    def _row(self, parts: Sequence[range], length: int) -> range:
         return range(sum(map(len, parts)))
 
     def check_invariants(self, listed: Sequence[range]) -> None:

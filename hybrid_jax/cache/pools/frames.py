@@ -173,3 +173,9 @@ class FrameAllocator:
 def indices(frames: npt.ArrayLike) -> np.ndarray:
     """Frame ids as an index: intp[n]."""
     return np.asarray(frames, np.intp).reshape(-1)
+
+
+def given(pages: npt.ArrayLike) -> np.ndarray:
+    """The frames of pages as an index: intp[n]; without the zeros, which stand where a frame was given back."""
+    frames = indices(pages)
+    return frames if frames.all() else frames[frames != SINK]

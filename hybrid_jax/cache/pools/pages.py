@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.pools.frames import ONE, FrameAllocator, indices
+from hybrid_jax.cache.pools.frames import ONE, SINK, FrameAllocator, given
 from hybrid_jax.cache.pools.recount import agree
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
+NOWHERE = 1 << 62  # past the end of every sequence
 NodePages = Any  # what a node lists of its span; only its `PageStore` takes it apart
+
+
+class WindowedFrames(NamedTuple):
+    """Frames of every page that belong to layers with a window.
+
+    Attributes:
+        window: how many tokens a query sees there, with itself.
+        frames: which frames of a page.
+    """
+
+    window: int
+    frames: slice
 
 
 class PageStore(Protocol):
@@ -25,11 +38,14 @@ class PageStore(Protocol):
         none: what a node without tokens lists.
         page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         num_frames: frames that nodes list; each counts once.
+        windows: the parts of pages that are only read so far back. Where no row reads them any more, they may be
+            missing.
     """
 
     none: NodePages
     page_tokens: int
     num_frames: int
+    windows: tuple[WindowedFrames, ...] = ()
 
     def num_pages(self, length: int) -> int:
         """Pages that overlap [0, length)."""
@@ -59,10 +75,15 @@ class PageStore(Protocol):
             upper = upper[:-1]
         return self._joined(upper, lower)
 
+    def loses(self, upper: NodePages, lower: NodePages, middle: int) -> bool:
+        """Whether `join` would lose something: a page that the boundary cuts and of which only the upper has all."""
+        return False
+
     def row(self, spans: Iterable[tuple[int, NodePages]], length: int) -> RowPages:
         """A row's pages of [0, length), from those of the nodes on its path.
 
-        Of a page that a boundary cuts it is the deepest node's that counts.
+        Of a page that a boundary cuts it is the deepest node's that counts. What no window reads from `length` on is
+        left out.
 
         Args:
             spans: where each node starts, and its pages; the deepest node first.
@@ -74,7 +95,37 @@ class PageStore(Protocol):
             first = start // self.page_tokens
             parts.append(pages[: missing - first])
             missing = min(missing, first)
-        return self._row(parts[::-1])
+        return self._row(parts[::-1], length)
+
+    def readable(self, spans: Iterable[tuple[int, NodePages]], length: int) -> int:
+        """`length` if all is there that a row reads which goes on from there; else a position below it.
+
+        Between that position and `length` something is missing as well.
+
+        Args:
+            spans: as for `row`.
+        """
+        return length
+
+    def given(self, pages: RowPages | NodePages) -> RowPages | NodePages:
+        """What a row or a node has of its pages."""
+        return pages
+
+    def read_from(self, position: int) -> int:
+        """Where the first page begins that a row reads through a window if it goes on at `position`."""
+        return NOWHERE
+
+    def kept_from(self, row: RowPages) -> int:
+        """The position from which on a row has pages that are only read so far back; past its end without any."""
+        return NOWHERE
+
+    def mend(self, pages: NodePages, row: RowPages, start: int, end: int) -> NodePages:
+        """The pages of the span [start, end); what they lack is taken from a row's pages, with a hold on it."""
+        return pages
+
+    def hollow(self, pages: NodePages, start: int, position: int) -> NodePages:
+        """The pages of a span from `start`, without what is only read by rows that go on before `position`."""
+        return pages
 
     def _cuts(self, position: int) -> bool:
         return self.page_tokens > 0 and position % self.page_tokens > 0
@@ -97,8 +148,8 @@ class PageStore(Protocol):
     def _joined(self, upper: NodePages, lower: NodePages) -> NodePages:
         """The pages of two spans, one below the other, as those of one."""
 
-    def _row(self, parts: Sequence[NodePages]) -> RowPages:
-        """A row's pages, from parts of those of the nodes on its path, in order."""
+    def _row(self, parts: Sequence[NodePages], length: int) -> RowPages:
+        """A row's pages of [0, length), from parts of those of the nodes on its path, in order."""
 
 
 class FrameHolds:
@@ -144,49 +195,120 @@ class PageHolds(FrameHolds, PageStore):
     """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
 
     A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
-    shape, so that a node that outlives its hold is found out.
+    shape, so that a node that outlives its hold is found out. In both, 0 stands where a frame was given back.
     """
 
     none: np.ndarray = np.zeros((0, 0), np.uint32)
 
-    def __init__(self, frames: FrameAllocator, page_tokens: int):
+    def __init__(
+        self,
+        frames: FrameAllocator,
+        page_tokens: int,
+        windows: Iterable[tuple[int, slice]] = (),
+    ):
         super().__init__(frames)
         self.page_tokens = page_tokens
+        self.windows = tuple(WindowedFrames(*part) for part in windows)
 
     def _take(self, row: np.ndarray) -> np.ndarray:
         row = np.asarray(row, np.int32)
-        names = self._frames.handles(row)
-        self.hold(indices(row))
+        names: np.ndarray = np.zeros(row.shape, np.uint32)
+        names[row > 0] = self._frames.handles(row[row > 0])
+        self.hold(given(row))
         return names
 
     def _share(self, pages: np.ndarray) -> None:
-        self.hold(indices(self.ids(pages)))
+        self.hold(given(self.ids(pages)))
 
     def release(self, pages: np.ndarray) -> None:
-        self.drop(indices(self.ids(pages)))
+        self.drop(given(self.ids(pages)))
+
+    def _first_read(self, window: int, position: int) -> int:
+        """The first page that a row reads which goes on at `position`."""
+        return max(position - window + 1, 0) // self.page_tokens
+
+    def readable(self, spans: Iterable[tuple[int, np.ndarray]], length: int) -> int:
+        firsts = [self._first_read(window, length) for window, _ in self.windows]
+        missing = self.num_pages(length)
+        for start, pages in spans:
+            if missing <= min(firsts, default=missing):
+                break
+            first, holes = start // self.page_tokens, [-1]
+            for read, (_, frames) in zip(firsts, self.windows, strict=True):
+                part = np.array(pages[: missing - first, frames].all(axis=1))
+                part[: max(read - first, 0)] = True
+                holes += np.flatnonzero(~part)[-1:].tolist()
+            if max(holes) >= 0:
+                # Only the node above may have this page, if the boundary between them cuts it.
+                return max((first + max(holes)) * self.page_tokens, start)
+            missing = min(missing, first)
+        return length
+
+    def given(self, pages: np.ndarray) -> np.ndarray:
+        return given(pages)
+
+    def read_from(self, position: int) -> int:
+        pages = (self._first_read(window, position) for window, _ in self.windows)
+        return min((page * self.page_tokens for page in pages), default=NOWHERE)
+
+    def kept_from(self, row: np.ndarray) -> int:
+        row = np.asarray(row)
+        held = (np.flatnonzero(row[:, frames].any(axis=1))[:1] for _, frames in self.windows)
+        pages = (int(first[0]) for first in held if first.size)
+        return min((page * self.page_tokens for page in pages), default=NOWHERE)
+
+    def mend(self, pages: np.ndarray, row: np.ndarray, start: int, end: int) -> np.ndarray:
+        own = np.asarray(row[self.places(start, end)], np.int32)
+        own = np.where(pages == 0, own, 0)
+        return np.where(pages == 0, self._take(own), pages) if own.any() else pages
+
+    def hollow(self, pages: np.ndarray, start: int, position: int) -> np.ndarray:
+        gone = np.zeros_like(pages)
+        for window, frames in self.windows:
+            count = max(self._first_read(window, position) - start // self.page_tokens, 0)
+            gone[:count, frames] = pages[:count, frames]
+        if not gone.any():
+            return pages
+        self.release(gone)
+        return pages - gone
 
     def _joined(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         return np.concatenate((upper, lower))
 
     def only_ours(self, pages: np.ndarray) -> bool:
-        frames = indices(self.ids(pages))
+        frames = given(self.ids(pages))
         return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
     def ids(self, pages: np.ndarray) -> np.ndarray:
-        """Frame ids of a node's pages, as an index.
+        """Frame ids of a node's pages, as an index; 0 where it has none.
 
         Raises:
             StaleHandle: one of them was released since.
         """
-        return self._frames.resolve(pages)
+        frames: np.ndarray = np.zeros(pages.shape, np.intp)
+        frames[pages > 0] = self._frames.resolve(pages[pages > 0])
+        return frames
 
-    def _row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def loses(self, upper: np.ndarray, lower: np.ndarray, middle: int) -> bool:
+        return (
+            bool(self.windows)
+            and self._cuts(middle)
+            and bool(((lower[:1] == 0) & (upper[-1:] > 0)).any())
+        )
+
+    def _row(self, parts: Sequence[np.ndarray], length: int) -> np.ndarray:
         if not parts:
             return np.zeros((0, 0), np.int32)
-        return self.ids(np.concatenate(parts)).astype(np.int32)
+        row: np.ndarray = self.ids(np.concatenate(parts)).astype(np.int32)
+        for window, frames in self.windows:
+            row[: self._first_read(window, length), frames] = SINK
+        return row
 
     def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
-        found = Counter(frame for pages in listed for frame in indices(self.ids(pages)).tolist())
+        hollow = {i for _, frames in self.windows for i in range(frames.start, frames.stop)}
+        holes = {int(i) for pages in listed for i in np.flatnonzero(~pages.all(axis=0))}
+        agree("radix", holes_in_frames_without_a_window=(holes - hollow, set()))
+        found = Counter(frame for pages in listed for frame in given(self.ids(pages)).tolist())
         agree(
             "radix",
             page_holds=(self.as_dict(), found),

@@ -129,23 +129,29 @@ class RadixTree(SpanTree):
         if self.needs_slots:
             for node in path:
                 if node.end <= reach and node.has_checkpoint(tier):
-                    return Found(cached_len, node.end, node)
+                    if self.readable(node, node.end, tier) == node.end:
+                        return Found(cached_len, node.end, node)
             return Found(cached_len, 0, self.root)
         hit_len = max(0, min(cached_len, limit) // self.grain * self.grain)
-        inside = (node for node in path if node.start < hit_len)
-        return Found(cached_len, hit_len, next(inside, self.root))
+        for node in path:
+            while node.start < hit_len:
+                readable = self.readable(node, hit_len, tier)
+                if readable == hit_len:
+                    return Found(cached_len, hit_len, node)
+                hit_len = readable // self.grain * self.grain
+        return Found(cached_len, 0, self.root)
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point in the arena, retained for the caller; counts the look-up.
 
         Returns:
             The pages that overlap [0, hit_len), int32[n, frames_per_page] frame ids, and the handle of the
-            checkpoint (0 for none).
+            checkpoint (0 for none). A page is 0 in the frames of layers that do not see so far back.
             The last page is shared: it must be copied before it is written when hit_len lies inside it.
         """
         self.use(match)
         pages, slot = self.pages_to(match.node, match.hit_len), match.node.slots.get(ARENA, 0)
-        self.arena.frames.retain(pages)
+        self.arena.frames.retain(self.arena.pages.given(pages))
         if slot:
             self.arena.slots.retain(slot)
         return pages, slot
@@ -239,12 +245,12 @@ class RadixTree(SpanTree):
         """Puts a prefix up to a resume point into a tier; takes its own counts on what it adopts.
 
         Spans that the tier has already keep their pages, and a checkpoint that stands already stays; the caller
-        keeps its own holds either way.
+        keeps its own holds either way. Where a span lacks pages of layers with a window, it takes those of the row.
 
         Args:
             tokens: int32[n] the prefix; n is a multiple of grain.
-            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more; a range where
-                pages are only counted.
+            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more, 0 where they were
+                given back; a range where pages are only counted.
             slot: handle of the checkpoint at n; 0 for a model without recurrent layers.
             tier: whose pools the pages and the slot are of. In the arena this counts as a use, and promises are kept.
 
@@ -272,6 +278,12 @@ class RadixTree(SpanTree):
         for part in reversed(missing):
             self.give_pages(part, pages, tier)
             counters.inserted_tokens += len(part.tokens)
+        kept, part, first = [], node, self.tiers[tier].pages.kept_from(pages)
+        while part.end > first:
+            self.mend(part, pages, tier)
+            kept.append(part)
+            part = part.above
+        changed += kept
         if tier == ARENA:
             promised = [node]
             if not slot:  # then a request resumes anywhere on the path
@@ -282,6 +294,8 @@ class RadixTree(SpanTree):
         if slot and not node.has_checkpoint(tier):
             self.give_checkpoint(node, slot, tier)
             counters.inserted_checkpoints += 1
+        for part in kept:
+            self.hollow(part, tier)
         if tier == ARENA:
             self.touch(node)
         for part in reversed(changed):

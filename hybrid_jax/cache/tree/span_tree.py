@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hybrid_jax.cache.pools.pages import RowPages
+from hybrid_jax.cache.pools.pages import NodePages, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.node import ARENA, ENDINGS_KEPT, LOSSES_KEPT, Held, Node, shared_len
 from hybrid_jax.cache.tree.tier import Tier
@@ -24,10 +24,11 @@ class SpanTree:
     """The base of `RadixTree`, which decides what comes and goes; this keeps the tree in form.
 
     The form has three rules. Each tier is whole: it has all that is above what it has. A boundary between two spans
-    has a reason: a checkpoint, a branch, other tiers above it than below, or somebody who needs it. And in a model
-    with recurrent layers a tier has no pages without a checkpoint of its own below them. What takes from a node
-    restores the form. What adds to one (`descend`, `split`, `give_pages`, `give_checkpoint`, and a caller who no
-    longer needs a node) leaves that to `tidy`, once all of it is done.
+    has a reason: a checkpoint, a branch, other tiers above it than below, a page that it cuts and that is missing
+    below, or somebody who needs it. And in a model with recurrent layers a tier has no pages without a checkpoint of
+    its own below them, and none that lie behind every window there. What takes from a node restores the form. What adds
+    to one (`descend`, `split`, `give_pages`, `give_checkpoint`, and a caller who no longer needs a node) leaves that to
+    `tidy`, once all of it is done.
 
     Args:
         tiers: where pages and checkpoints live, by number; the first is the arena.
@@ -169,6 +170,9 @@ class SpanTree:
         (child,) = node.children.values()
         if child.held.keys() != node.held.keys():
             return False
+        for tier, held in node.held.items():
+            if self.tiers[tier].pages.loses(held.pages, child.held[tier].pages, node.end):
+                return False
         return not any(tier.policy.keeps(node) for tier in self.tiers)
 
     def forget(self, node: Node) -> None:
@@ -190,12 +194,18 @@ class SpanTree:
     # --- what nodes list ------------------------------------------------------------------------
 
     def pages_to(self, node: Node, length: int, tier: int = ARENA) -> RowPages:
-        """A tier's pages that overlap [0, length) on the path to a node in it: int32[n, frames_per_page] frame ids."""
-        spans = []
-        while node.parent is not None:
-            spans.append((node.start, node.held[tier].pages))
-            node = node.parent
-        return self.tiers[tier].pages.row(spans, length)
+        """A tier's pages that overlap [0, length) on the path to a node in it: int32[n, frames_per_page] frame ids.
+
+        They are 0 where nothing is read by a row that goes on at `length`.
+        """
+        return self.tiers[tier].pages.row(_spans(node, tier), length)
+
+    def readable(self, node: Node, length: int, tier: int = ARENA) -> int:
+        """`length` if a tier has what a row reads that goes on from there, on the path to a node around it.
+
+        Else a position below it, down to which something is missing.
+        """
+        return self.tiers[tier].pages.readable(_spans(node, tier), length)
 
     def give_pages(self, node: Node, pages: RowPages, tier: int = ARENA) -> None:
         """Puts a node into a tier that has the node above, with those of a row's pages there that overlap it."""
@@ -211,6 +221,28 @@ class SpanTree:
             self._child_came_or_went(parent, tier)
         self._changed(parent)
         self._changed(node)
+
+    def mend(self, node: Node, pages: RowPages, tier: int = ARENA) -> None:
+        """Gives a node in a tier those of a row's pages there that overlap it and that it lacks."""
+        held = node.held[tier]
+        held.pages = self.tiers[tier].pages.mend(held.pages, pages, node.start, node.end)
+
+    def hollow(self, node: Node, tier: int = ARENA) -> None:
+        """Releases those pages of a node in a tier that no checkpoint at its end or below can read.
+
+        A model without recurrent layers can read them from any grain boundary.
+        """
+        if self.needs_slots and node.has(tier):
+            first = self._first_resumed(node, tier)
+            held = node.held[tier]
+            if first is not None:
+                held.pages = self.tiers[tier].pages.hollow(held.pages, node.start, first)
+
+    def _first_resumed(self, node: Node, tier: int) -> int | None:
+        """Where the first checkpoint stands at a node's end or below; None for none."""
+        if node.has_checkpoint(tier):
+            return node.end
+        return min((below.end for below in _first_checkpoints(node, tier)), default=None)
 
     def give_checkpoint(self, node: Node, slot: int, tier: int = ARENA) -> None:
         """Puts a checkpoint at the end of a node in a tier that has none there."""
@@ -238,6 +270,10 @@ class SpanTree:
             self.tiers[tier].slots.release(slot)
             del self.tiers[tier].slot_nodes[slot]
             self._rebase(node, tier)
+            first = self.tiers[tier].pages.read_from(node.end)
+            while node.end > first:
+                self.hollow(node, tier)
+                node = node.above
 
     def _rebase(self, node: Node, tier: int) -> None:
         """Tells of the nodes below that this node's checkpoint came or went above them."""
@@ -306,6 +342,11 @@ class SpanTree:
         )
         if slot is not None:
             tier.slots.holders(slot)  # raises if it was released
+            readable = self.readable(node, node.end, tier.number)
+            agree(where, readable_from_its_checkpoint=(readable, node.end))
+        if self.needs_slots and (first := self._first_resumed(node, tier.number)) is not None:
+            needless = tier.pages.hollow(held.pages, node.start, first) is not held.pages
+            assert not needless, f"{where}: there are pages that no window reads"
         used = slot or below or node.pins or node.parent is None
         assert used or not self.needs_slots, f"{where}: there are pages, but no checkpoint"
 
@@ -320,6 +361,13 @@ class SpanTree:
             parents_of_children=([child.parent for child in children], [node] * len(children)),
             starts_of_children=([child.start for child in children], [node.end] * len(children)),
         )
+
+
+def _spans(node: Node, tier: int) -> Iterator[tuple[int, NodePages]]:
+    """Where the nodes on a path start, and what a tier has of their pages; the deepest node first."""
+    while node.parent is not None:
+        yield node.start, node.held[tier].pages
+        node = node.parent
 
 
 def _first_checkpoints(node: Node, tier: int, *, lone: bool = False) -> Iterator[Node]:

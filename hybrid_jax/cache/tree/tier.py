@@ -111,6 +111,6 @@ class Tier:
             return True
         if held.num_children:
             return False
-        if not len(held.pages):
+        if not len(self.pages.given(held.pages)):
             return not checkpoint  # nothing in the way of its parent
         return self.pages.only_ours(held.pages)

@@ -1,0 +1,166 @@
+"""Layers with a window: rows give back the pages that lie behind it, and nothing else changes."""
+
+import random
+from unittest import mock
+
+import pytest
+
+from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
+from tests.schedule.simulated_engine import Engine, make_geometry
+from tests.schedule.traffic import random_traffic
+
+FORMS = [
+    ("hybrid", 16, (None, 37)),
+    ("hybrid", 64, (20, 90)),
+    ("hybrid", 16, (1, 33)),
+    ("attention", 16, (None, 40)),
+    ("attention", 64, (50,)),
+    ("attention", 16, (5, 70)),
+]
+
+
+@pytest.mark.parametrize(("kind", "page_tokens", "windows"), FORMS)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_random_traffic_in_a_tight_pool(kind, page_tokens, windows, lag):
+    geometry, total = make_geometry(kind=kind, page_tokens=page_tokens, windows=windows), {}
+    num_frames = geometry.row_frames(340) * 4 // 3
+    for seed in range(2):
+        engine = Engine.make(
+            geometry=geometry, num_frames=num_frames, max_model_len=340, lag=lag, vocab=200
+        )
+        random_traffic(seed, engine, turns=50)
+        for name, count in {**engine.counters, **engine.device.events}.items():
+            total[name] = total.get(name, 0) + count
+    fired = ["cache_hits", "forks"]
+    fired += (
+        ["preemptions"] if len(windows) > 1 else []
+    )  # pages of one frame: too few to be short of
+    fired += ["copies"] if page_tokens == 64 else []
+    assert not [name for name in fired if not total.get(name)], total
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("cache", ["off", "lru", "sglang", "marconi", "adaptive"])
+def test_random_traffic_in_every_mode(exact, cache):
+    for seed, (kind, page_tokens, windows) in enumerate(FORMS):
+        geometry = make_geometry(kind=kind, page_tokens=page_tokens, windows=windows)
+        engine = Engine.make(
+            geometry=geometry, exact=exact, cache=cache, steps_per_dispatch=8, max_rows=5,
+            num_frames=geometry.row_frames(340) + 9, max_slots=9, max_model_len=340,
+        )  # fmt: skip
+        random_traffic(seed, engine, turns=25, stop="x" if seed % 2 else None)
+
+
+@pytest.mark.parametrize(("kind", "page_tokens", "windows"), FORMS)
+def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, windows):
+    geometry = make_geometry(kind=kind, page_tokens=page_tokens, windows=windows)
+    for seed, drafts in ((0, 4),):
+        rng = random.Random(seed)
+        engine = Engine.make(
+            geometry=geometry, num_frames=geometry.row_frames(340) * 4 // 3, max_model_len=340,
+            vocab=200, speculation=SpeculationConfig(num_tokens=drafts, adaptive=False),
+            keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
+        )  # fmt: skip
+        random_traffic(seed, engine, turns=40)
+
+
+def frames_held(prompt_len, output_len, *, kind="attention", windows=(50, 90)):
+    """The most frames that the allocator ever counts while one sequence runs that nobody shares anything with."""
+    geometry = make_geometry(kind=kind, page_tokens=16, windows=windows)
+    engine = EngineConfig(
+        max_rows=1, prefill_tokens=128, steps_per_dispatch=32, cache=CacheConfig(policy="off")
+    )
+    total = prompt_len + output_len
+    scheduler = Scheduler(geometry, engine, num_frames=2000, max_slots=9, max_model_len=total + 1)
+    params = SamplingParams(max_tokens=output_len, temperature=0.0)
+    prompt = [3] * prompt_len
+    scheduler.add(
+        Request(request_id="a", prompt=prompt, params=params, seed=0, max_tokens=output_len)
+    )
+    frames, counts = scheduler.memory.frames, [0]
+    allocate = frames.allocate
+
+    def counted(count):
+        taken = allocate(count)
+        counts.append(frames.num_held)
+        return taken
+
+    frames.allocate = counted
+    while plan := scheduler.plan():
+        for row in plan.rows:
+            row.new_tokens = [1] * row.most_tokens
+        scheduler.receive(plan)
+        scheduler.check_invariants()
+    assert frames.num_held == 0
+    return max(counts)
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_a_windowed_row_holds_as_many_frames_at_8000_tokens_as_at_1000(kind):
+    of_prompts = {frames_held(n - 100, 100, kind=kind) for n in (1000, 2500, 8000)}
+    of_outputs = {frames_held(20, n - 20, kind=kind) for n in (1000, 2500, 8000)}
+    assert len(of_prompts) == len(of_outputs) == 1
+    assert max(of_prompts | of_outputs) < 40
+    assert frames_held(7900, 100, kind=kind, windows=(None, None)) >= 1000
+
+
+def test_a_row_with_both_holds_what_the_geometry_says():
+    geometry = make_geometry(page_tokens=16, windows=(None, 50))
+    held = [frames_held(n, 2, kind="hybrid", windows=(None, 50)) for n in (1000, 8000)]
+    assert held[1] - held[0] in (
+        437,
+        438,
+    )  # the pages of 7000 tokens for the layers without a window
+    assert held[0] <= geometry.row_frames(1001) + geometry.state_frames
+
+
+def test_prompts_far_longer_than_the_pool_are_computed_through_windows():
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=(40, 90))
+    num_frames = geometry.row_frames(10**6) + 1
+    assert geometry.num_pages(600) * 2 > 1.5 * num_frames
+    for cache in ("off", "lru", "sglang", "adaptive"):
+        engine = Engine.make(geometry=geometry, num_frames=num_frames, cache=cache, vocab=200)
+        rng = random.Random(1)
+        prompts = [[rng.randrange(1, 50) for _ in range(500)] for _ in range(3)]
+        for prompt in (*prompts, prompts[0]):
+            engine.add(prompt, max_tokens=60, stop_ids=())
+        engine.run()
+        engine.check()
+
+
+def give_back_too_much(geometry: Geometry, group, position):
+    """One page more than may go."""
+    return max(position - group.window + 1, 0) // geometry.page_tokens + 1
+
+
+def hit_without_the_windows_pages(tree, node, length, tier=0):
+    return length
+
+
+@pytest.mark.parametrize(
+    ("mistake", "where"),
+    [
+        ("first_page", Geometry),
+        ("readable", "hybrid_jax.cache.tree.span_tree.SpanTree"),
+    ],
+)
+def test_mistakes_are_noticed(mistake, where):
+    wrong = {"first_page": give_back_too_much, "readable": hit_without_the_windows_pages}[mistake]
+    with (
+        pytest.raises(AssertionError),
+        (
+            mock.patch.object(where, mistake, wrong)
+            if where is Geometry
+            else mock.patch(f"{where}.{mistake}", wrong)
+        ),
+    ):
+        for kind, page_tokens, windows in FORMS[:1] + FORMS[3:4]:
+            geometry = make_geometry(kind=kind, page_tokens=page_tokens, windows=windows)
+            engine = Engine.make(
+                geometry=geometry, num_frames=geometry.row_frames(340) * 4 // 3, max_model_len=340
+            )
+            random_traffic(1, engine, turns=60)
