@@ -379,10 +379,10 @@ def test_on_a_cpu_all_is_pallas():
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 def test_programs_of_other_kernels_are_other_programs(kind):
     """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
-    own = engine_on("pallas", "bamba").runner
-    shape = next(step.buckets()[0] for step in own.kinds if step.name == kind)
-    identities = set()
+    runner = engine_on("pallas", "bamba").runner
+    shape = next(step.buckets()[0] for step in runner.kinds if step.name == kind)
+    own, identities = runner.programs, set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
         own.model = replace(own.model, backend=replace(PALLAS, scan=scan, sampling=sampling))
-        identities.add(own._build_step(kind, shape)._identity)
+        identities.add(own._new(kind, shape)._identity)
     assert len(identities) == 4
