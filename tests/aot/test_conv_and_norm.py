@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.products.kernels import linear_in_parts
+from hybrid_jax.config import PALLAS
+from hybrid_jax.products import kernels
 from hybrid_jax.products.xla import linear
 from pallas_kernels import (
     ConvWindow,
@@ -26,6 +27,7 @@ from tests.kernels.cases.causal_conv import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWE
 
 MODELS = pytest.mark.parametrize("layout", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
 ROWS, LAYERS, GRAIN = 64, 3, 32
+linear_in_parts = functools.partial(kernels.linear_in_parts, backend=PALLAS)
 spec = jax.ShapeDtypeStruct
 bf16, f32, int32, uint16 = map(jnp.dtype, ("bfloat16", "float32", "int32", "uint16"))
 
