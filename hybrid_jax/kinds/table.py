@@ -17,6 +17,7 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     ShortConv,
+    keeps_pages,
 )
 from hybrid_jax.config.block import is_alone
 from hybrid_jax.kinds.attention import AttentionKind
@@ -40,20 +41,31 @@ KINDS: dict[type, Kind] = {
 
 
 def kind_of(spec: object) -> Kind:
-    """The kind of a block."""
-    return KINDS[type(spec)]
+    """The kind of a block.
+
+    Raises:
+        ValueError: the class of the spec says that it keeps pages and the kind has no entry, or the other way round.
+    """
+    kind = KINDS[type(spec)]
+    entry, pages = kind.entry(spec), keeps_pages(spec)
+    if pages != (entry is not None):
+        raise ValueError(
+            f"{type(kind).__name__}: entry must be given for specs whose class has pages = True, and for no others, "
+            f"got {entry} for {type(spec).__name__} with pages = {pages}; change one of them"
+        )
+    return kind
 
 
 def entry_of(spec: object) -> PageEntry:
     """What a mixer that keeps pages has in them of every token."""
-    entry = KINDS[type(spec)].entry(spec)
+    entry = kind_of(spec).entry(spec)
     assert entry is not None, f"{spec} keeps pages"
     return entry
 
 
 def recurrent_kind(spec: object) -> RecurrentKind:
     """The kind of a recurrent mixer."""
-    kind = KINDS[type(spec)]
+    kind = kind_of(spec)
     assert isinstance(kind, RecurrentKind), f"{spec} is recurrent"
     return kind
 

@@ -14,14 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.mixers import table as mixers
-from hybrid_jax.engine.mixers.attention import Span
-from hybrid_jax.engine.mixers.mixer import (
-    Chunked,
-    ChunkPlan,
-    LayerSteps,
-    Windowed,
-    WindowPlan,
-)
+from hybrid_jax.engine.mixers.mixer import PagedSteps, Span
 from hybrid_jax.geometry import KVPlace
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import Kind, PageEntry, StepSize, Weight, Weights
@@ -77,93 +70,63 @@ class LatentKind(Kind):
         return 4 * spec.num_heads * (spec.head_dim + spec.rank)
 
 
-class LatentSteps(LayerSteps[Latent, KVPlace]):
-    def window(
+class LatentSteps(PagedSteps[Latent]):
+    def attend(
         self,
         params: dict,
         h: jax.Array,
         state: State,
         at: KVPlace,
-        plan: WindowPlan,
+        span: Span,
         spec: Latent,
-    ) -> Windowed:
-        rows = plan.rows
-        span = Span(rows.table, rows.base, rows.begin, rows.end, rows.ancestors)
-        out, state = _attend(params, h, state, at, span, spec, plan.model)
-        return Windowed(out, state, awaited=plan.aligned)
+        model: Model,
+    ) -> tuple[jax.Array, State]:
+        """The latents of the new tokens to their pages, then what they read, page by page."""
+        table, base, begin, end, ancestors = span
+        table, (rows, tokens, _) = table[:, at.frame], h.shape
+        dtype, size = model.geometry.kv_dtype, model.geometry.page_tokens
+        words, scales = pack(product(h, params["down_proj"]), dtype)
+        where = {"base": base, "begin": begin, "end": end, "page_tokens": size}
+        arena = append_entries(state.arena, words, table, offset=at.offset, **where)
+        if scales is not None:
+            after = at.offset + size * at.token_words
+            arena = append_entries(arena, scales[..., None], table, offset=after, **where)
+        q = _heads(product(h, params["q"]), spec)
+        q = jnp.einsum("btnh,nrh->btnr", q, _wide(params["k_up"]), precision=HIGHEST)
+        q *= spec.head_dim**-0.5
+        part = size * (at.token_words + at.scale_words)
 
-    def chunk(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: KVPlace,
-        plan: ChunkPlan,
-        spec: Latent,
-    ) -> Chunked:
-        rows = plan.rows
-        span = Span(rows.table, rows.start, rows.start, rows.start + rows.length)
-        out, state = _attend(params, h, state, at, span, spec, plan.model)
-        return Chunked(out, state, awaited=True)
+        def visit(page: jax.Array, carry: tuple) -> tuple:
+            peak, total, mixed = carry  # [B, T, N], [B, T, N], [B, T, N, R]
+            ids = jax.lax.dynamic_slice_in_dim(table, page, 1, axis=1)
+            own = read_frames(arena, ids, offset=at.offset, words=part, implementation="xla")[:, 0]
+            c = unpack(own[:, : size * at.token_words].reshape(rows, size, -1), dtype)
+            if at.scale_words:
+                scale = jax.lax.bitcast_convert_type(own[:, size * at.token_words :], jnp.float32)
+                c *= scale[..., None]
+            position = page * size + jnp.arange(size)
+            live = position < end[:, None]  # what lies past a row, or no window sees, may be NaN
+            if spec.sliding_window is not None:
+                live &= position > base[:, None] - spec.sliding_window
+            c = jnp.where(live[..., None], c, 0)
+            seen = visible(base, tokens, position, end, spec.sliding_window, ancestors)[:, :, None]
+            scores = jnp.einsum("btnr,bsr->btns", q, c, precision=HIGHEST)
+            scores = jnp.where(seen, scores, MASKED)
+            higher = jnp.maximum(peak, scores.max(-1))
+            weights = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
+            keep = jnp.exp(peak - higher)
+            added = jnp.einsum("btns,bsr->btnr", weights, c, precision=HIGHEST)
+            return higher, total * keep + weights.sum(-1), mixed * keep[..., None] + added
 
-
-def _attend(
-    params: dict,
-    h: jax.Array,
-    state: State,
-    at: KVPlace,
-    span: Span,
-    spec: Latent,
-    model: Model,
-) -> tuple[jax.Array, State]:
-    """The latents of the new tokens to their pages, then what they read, page by page."""
-    table, base, begin, end, ancestors = span
-    table, (rows, tokens, _) = table[:, at.frame], h.shape
-    dtype, size = model.geometry.kv_dtype, model.geometry.page_tokens
-    words, scales = pack(product(h, params["down_proj"]), dtype)
-    where = {"base": base, "begin": begin, "end": end, "page_tokens": size}
-    arena = append_entries(state.arena, words, table, offset=at.offset, **where)
-    if scales is not None:
-        after = at.offset + size * at.token_words
-        arena = append_entries(arena, scales[..., None], table, offset=after, **where)
-    q = _heads(product(h, params["q"]), spec)
-    q = jnp.einsum("btnh,nrh->btnr", q, _wide(params["k_up"]), precision=HIGHEST)
-    q *= spec.head_dim**-0.5
-    part = size * (at.token_words + at.scale_words)
-
-    def visit(page: jax.Array, carry: tuple) -> tuple:
-        peak, total, mixed = carry  # [B, T, N], [B, T, N], [B, T, N, R]
-        ids = jax.lax.dynamic_slice_in_dim(table, page, 1, axis=1)
-        own = read_frames(arena, ids, offset=at.offset, words=part, implementation="xla")[:, 0]
-        c = unpack(own[:, : size * at.token_words].reshape(rows, size, -1), dtype)
-        if at.scale_words:
-            scale = jax.lax.bitcast_convert_type(own[:, size * at.token_words :], jnp.float32)
-            c *= scale[..., None]
-        position = page * size + jnp.arange(size)
-        live = (
-            position < end[:, None]
-        )  # what lies past a row may hold anything, and what no window sees
-        if spec.sliding_window is not None:
-            live &= position > base[:, None] - spec.sliding_window
-        c = jnp.where(live[..., None], c, 0)
-        seen = visible(base, tokens, position, end, spec.sliding_window, ancestors)[:, :, None]
-        scores = jnp.einsum("btnr,bsr->btns", q, c, precision=HIGHEST)
-        scores = jnp.where(seen, scores, MASKED)
-        higher = jnp.maximum(peak, scores.max(-1))
-        weights = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0.0)
-        keep = jnp.exp(peak - higher)
-        added = jnp.einsum("btns,bsr->btnr", weights, c, precision=HIGHEST)
-        return higher, total * keep + weights.sum(-1), mixed * keep[..., None] + added
-
-    shape = (rows, tokens, spec.num_heads)
-    start = jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, spec.rank))
-    # Two pages at least: a read that does not depend on the loop would come before it, and cost a copy of the arena.
-    table = jnp.pad(table, ((0, 0), (0, max(0, 2 - table.shape[1]))))
-    _, total, mixed = jax.lax.fori_loop(0, -(-jnp.max(end) // size), visit, start)
-    mixed /= jnp.maximum(total, 1e-30)[..., None]
-    y = jnp.einsum("btnr,nrh->btnh", mixed, _wide(params["v_up"]), precision=HIGHEST)
-    out = product(y.astype(h.dtype).reshape(rows, tokens, -1), params["out"])
-    return out, state.replace(arena=arena)
+        shape = (rows, tokens, spec.num_heads)
+        start = jnp.full(shape, MASKED), jnp.zeros(shape), jnp.zeros((*shape, spec.rank))
+        # Two pages at least: a read that does not depend on the loop would come before it, and the arena be copied.
+        table = jnp.pad(table, ((0, 0), (0, max(0, 2 - table.shape[1]))))
+        _, total, mixed = jax.lax.fori_loop(0, -(-jnp.max(end) // size), visit, start)
+        mixed /= jnp.maximum(total, 1e-30)[..., None]
+        y = jnp.einsum("btnr,nrh->btnh", mixed, _wide(params["v_up"]), precision=HIGHEST)
+        out = product(y.astype(h.dtype).reshape(rows, tokens, -1), params["out"])
+        return out, state.replace(arena=arena)
 
 
 def whole(

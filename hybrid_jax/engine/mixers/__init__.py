@@ -1,4 +1,4 @@
-"""What recurrent layers do in a step: a file for each kind and backend, and the table in which steps find them.
+"""What mixers do in a step: a file for each kind and backend, and the table in which steps find them.
 
 May import: config, engine.frames, engine.rings, geometry, layers, pallas_kernels, products, state.
 Packages: flax, jax, numpy.

@@ -123,6 +123,22 @@ class ChunkPlan(NamedTuple):
         return self._replace(rows=self.rows._replace(table=table))
 
 
+class Span(NamedTuple):
+    """Where T tokens of B rows lie: token t of row b at position base[b] + t.
+
+    Attributes:
+        table: int32[B, frames_per_page, pages]. base: int32[B].
+        begin, end: int32[B] positions [begin, end) are new and real.
+        ancestors: as in `WindowRows`.
+    """
+
+    table: jax.Array
+    base: jax.Array
+    begin: jax.Array
+    end: jax.Array
+    ancestors: jax.Array | None = None
+
+
 class CommitRows(NamedTuple):
     """What stays of the last window of B rows.
 
@@ -322,6 +338,78 @@ class LayerSteps(Protocol[Spec, Place]):
     def why_unsupported(self, spec: Spec, geometry: Geometry, engine: EngineConfig) -> str | None:
         """Why this backend cannot run such layers, or None."""
         return None
+
+
+class PagedSteps(LayerSteps[Spec, KVPlace], Protocol[Spec]):
+    """A layer writes the entries of new tokens to their pages, then reads all from pages. A kind says how."""
+
+    def attend(
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: KVPlace,
+        span: Span,
+        spec: Spec,
+        model: Model,
+    ) -> tuple[jax.Array, State]:
+        """What a layer makes of tokens h [B, T, D]: out [B, T, D], or parts of it for a kernel to sum, and the state.
+
+        Where a layer only writes, out means nothing.
+        """
+
+    def window(
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: KVPlace,
+        plan: WindowPlan,
+        spec: Spec,
+    ) -> Windowed:
+        rows = plan.rows
+        span = Span(rows.table, rows.base, rows.begin, rows.end, rows.ancestors)
+        out, state = self.attend(params, h, state, at, span, spec, plan.model)
+        # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used.
+        return Windowed(out, state, awaited=plan.aligned)
+
+    def reread(
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: KVPlace,
+        plan: WindowPlan,
+        entries: dict[str, Entry],
+        spec: Spec,
+    ) -> Windowed:
+        return self.window(params, h, state, at, plan, spec)
+
+    def chunk(
+        self,
+        params: dict,
+        h: MixerInput,
+        state: State,
+        at: KVPlace,
+        plan: ChunkPlan,
+        spec: Spec,
+    ) -> Chunked:
+        rows = plan.rows
+        span = Span(rows.table, rows.start, rows.start, rows.start + rows.length)
+        out, state = self.attend(params, h, state, at, span, spec, plan.model)
+        return Chunked(out, state, awaited=True)
+
+    def rescan(
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: KVPlace,
+        plan: ChunkPlan,
+        stream: None,
+        spec: Spec,
+    ) -> jax.Array:
+        return self.chunk(params, h, state, at, plan, spec).out
 
 
 class StateSteps(LayerSteps[Spec, StatePlace], Protocol[Spec]):
