@@ -42,8 +42,8 @@ class Memory:
 
     Attributes:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
-        saves, loads: what the plan that is being made copies between the arena and other tiers. The arena is the only
-            tier so far, so nothing is copied.
+        saves, loads: what the plan that is being made copies between the arena and other tiers; a load is added with
+            `load`. The arena is the only tier so far, so nothing is copied.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Memory:
         self.loads: list[Transfer] = []
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
+        self._loaded: list[Node] = []  # pinned until the plan is made
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -116,6 +117,17 @@ class Memory:
         counters.memory_shortages += needed and not fits
         return fits
 
+    def load(self, node: Node, transfer: Transfer) -> None:
+        """Has the plan that is being made copy into the arena what another tier has down to a node.
+
+        Until the plan is made, no tier may evict the node. Otherwise a save of the same plan could be written over what
+        is still to be read, or read what is not there yet.
+        """
+        assert self.tree is not None, "memory: a load without a tree"
+        self.tree.pin(node)
+        self._loaded.append(node)
+        self.loads.append(transfer)
+
     # --- admission ------------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
@@ -127,16 +139,16 @@ class Memory:
             sequence: one without memory.
             match: its look-up in the tree; None if there is none, or to compute everything.
             alone: no other sequence runs. Then this one must fit: it needs no spare page, and the shared prefix is
-                given up if there is no room beside it.
+                given up if there is no room beside it. What a plan loads can go only after that plan.
 
         Returns:
             Tokens of the shared prefix, or None if there is no room; then nothing was taken.
         """
         hit_len = self._start(sequence, match, reserve=not alone)
-        if hit_len is None and alone:
+        if hit_len is None and alone and not self._loaded:
             self.make_room(self.frames.num_frames - 1)  # everything goes
             if match is not None and self.tree is not None:
-                match = self.tree.match(sequence.looked_up, sequence.owner)
+                match = self.tree.match(sequence.looked_up)  # loads nothing
             hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
@@ -387,7 +399,10 @@ class Memory:
             self.holds.release_frames(frames)
         for slot in self._later_slots:
             self.holds.release_slot(slot)
-        self._later_frames, self._later_slots = [], []
+        if self.tree is not None:
+            for node in self._loaded:
+                self.tree.unpin(node)
+        self._later_frames, self._later_slots, self._loaded = [], [], []
         plan.saves, self.saves, plan.loads, self.loads = self.saves, [], self.loads, []
         plan.new_slots = self.slots.take_new()
 
@@ -545,7 +560,8 @@ class Memory:
         numbers when they differ."""
         self.frames.check_invariants()
         self.slots.check_invariants()
-        assert not (self._later_frames or self._later_slots), "memory: a plan was left unfinished"
+        later = self._later_frames or self._later_slots or self._loaded
+        assert not later, "memory: a plan was left unfinished"
         frames = Counter(frame for s in sequences for frame in given(s.pages).tolist())
         frames.update(frame for s in sequences for frame in _sources(s.copies))
         held = [

@@ -168,8 +168,8 @@ class Plan:
     Attributes:
         saves: what is copied out of the arena before anything is written. It may have been evicted while the plan was
             made, so the plan's own rows may have its frames.
-        loads: what is copied into the arena next. Somebody holds it until the plan is made, so none of it is evicted
-            and saved in the same plan.
+        loads: what is copied into the arena next. No tier evicts any of it until the plan is made, so no save of the
+            same plan reads it, or is written over what it is copied from.
         new_slots: (slot, frames int32[state_frames]) pairs to write to the device table before any row runs.
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.frames import FrameAllocator, given
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import ARENA, Node
@@ -25,6 +25,7 @@ class Copy:
         tokens: int32[n] the prefix; n is a multiple of grain.
         pages, slot: of it in that tier.
         source, target: int32[k] frames to copy.
+        node: of a load, where it ends; pinned until the copy is given up.
     """
 
     tier: int
@@ -33,13 +34,15 @@ class Copy:
     slot: int
     source: np.ndarray
     target: np.ndarray
+    node: Node | None = None
 
 
 def second_tier(arena: Tier, num_frames: int, max_slots: int) -> Tier:
     """An empty tier below an arena, with pages and checkpoints like those."""
     frames = FrameAllocator(num_frames)
     slots = SlotTable(frames, lengths=arena.slots.lengths, max_slots=max_slots)
-    return Tier(frames, slots, PageHolds(frames, arena.pages.page_tokens), number=SECOND)
+    pages = PageHolds(frames, arena.pages.page_tokens, arena.pages.windows)
+    return Tier(frames, slots, pages, number=SECOND)
 
 
 def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int) -> Copy | None:
@@ -53,17 +56,19 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     tier, path = tree.tiers[into], node.path()
     tokens = np.concatenate([part.tokens for part in path])[:length]  # room may join nodes of it
     page, there = tier.pages.page_tokens, [part for part in path if part.has(into)]
-    whole = min(there[-1].end, length) // page if page and there else 0
     listed = tree.pages_to(node, length, source)
-    kept = tree.pages_to(there[-1], whole * page, into) if whole else listed[:0]
-    tier.frames.retain(kept)
-    num_frames, num_slots = listed[whole:].size, int(tree.needs_slots)
+    pages = np.zeros_like(listed)
+    if there and page and (whole := min(there[-1].end, length) // page):
+        pages[:whole] = tree.pages_to(there[-1], whole * page, into)
+        pages[listed == 0] = 0  # what no window reads from there on
+    tier.frames.retain(given(pages))
+    missing = (listed > 0) & (pages == 0)
+    num_frames, num_slots = int(np.count_nonzero(missing)), int(tree.needs_slots)
     if not tree.make_room(num_frames + num_slots * max(tier.slots.lengths), num_slots, tier=into):
-        tier.frames.release(kept)
+        tier.frames.release(given(pages))
         return None
-    new = tier.frames.allocate(num_frames)
-    old, target = listed[whole:].ravel(), new
-    pages = np.concatenate((kept, new.reshape(listed[whole:].shape)))
+    old, target = listed[missing], tier.frames.allocate(num_frames)
+    pages[missing] = target
     slot = tier.slots.allocate() if num_slots else 0
     if slot:
         old = np.append(old, tree.tiers[source].slots.frames(node.slots[source]))
@@ -74,11 +79,11 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
 
 def save(tree: RadixTree, node: Node) -> Copy | None:
     """What the arena is about to evict, on its way into the second tier; None if it is there, or has no room."""
-    length = node.end // tree.grain * tree.grain
-    tokens = np.concatenate([part.tokens for part in node.path()])[:length]
-    if tree.match(tokens, least=0).found[SECOND].hit_len == length:
+    tokens = np.concatenate([part.tokens for part in node.path()])
+    here, below = tree.match(tokens, least=0).found
+    if below.hit_len >= here.hit_len:
         return None
-    return copy_of(tree, node, length, source=ARENA, into=SECOND)
+    return copy_of(tree, here.node, here.hit_len, source=ARENA, into=SECOND)
 
 
 def load(tree: RadixTree, tokens: np.ndarray) -> Copy | None:
@@ -87,9 +92,13 @@ def load(tree: RadixTree, tokens: np.ndarray) -> Copy | None:
     hit = match.found[SECOND]
     if hit.hit_len <= match.hit_len:
         return None
-    tree.pin(hit.node)
-    found = copy_of(tree, hit.node, hit.hit_len, source=SECOND, into=ARENA)
-    tree.unpin(hit.node)
+    node = tree.boundary(hit.node, hit.hit_len)
+    tree.pin(node)
+    found = copy_of(tree, node, hit.hit_len, source=SECOND, into=ARENA)
+    if found is None:
+        tree.unpin(node)
+    else:
+        found.node = node
     return found
 
 
@@ -102,6 +111,8 @@ def publish(tree: RadixTree, copy: Copy) -> None:
 def give_up(tree: RadixTree, copy: Copy) -> None:
     """Lets go of what a copy holds."""
     tier = tree.tiers[copy.tier]
-    tier.frames.release(copy.pages)
+    tier.frames.release(given(copy.pages))
     if copy.slot:
         tier.slots.release(copy.slot)
+    if copy.node is not None:
+        tree.unpin(copy.node)

@@ -267,6 +267,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- the naive model ------------------------------------------------------------------------
 
+    def first_page(self, position):
+        return 0
+
     def add_resumable(self, tokens):
         step = len(tokens) if self.needs_slots else GRAIN
         for length in range(step, len(tokens) + 1, step):
@@ -423,10 +426,15 @@ class TwoTierMachine(CacheMachine):
     def publish_saves(self):
         for copy in self.saving:
             publish(self.tree, copy)
-            tokens = tuple(copy.tokens.tolist())
-            step = len(tokens) if self.needs_slots else GRAIN
-            self.below |= {tokens[:n] for n in range(step, len(tokens) + 1, step)}
+            self.took(tuple(copy.tokens.tolist()))
         self.saving = []
+
+    def took(self, tokens):
+        step = len(tokens) if self.needs_slots else GRAIN
+        self.below |= {tokens[:n] for n in range(step, len(tokens) + 1, step)}
+
+    def loaded(self, tokens):
+        self.add_resumable(tokens)
 
     @precondition(lambda self: self.below)
     @rule(data=st.data(), rest=st.lists(prompts, max_size=3))
@@ -454,7 +462,7 @@ class TwoTierMachine(CacheMachine):
             self.states[self.slots.resolve(copy.slot)] = self.states_below[slot]
         publish(self.tree, copy)
         self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
-        self.add_resumable(tokens[:best])
+        self.loaded(tokens[:best])
         assert self.tree.match(np.array(tokens)).hit_len == best
 
     @rule(count=st.integers(1, 20))
@@ -504,7 +512,9 @@ class TwoTierMachine(CacheMachine):
             found = self.tree.match(np.array(prefix), least=0).found[SECOND]
             assert found.hit_len == len(prefix) <= found.cached_len
             pages = self.tree.pages_to(found.node, len(prefix), SECOND)
-            for position in range(len(prefix) if self.page_tokens else 0):
+            first = self.first_page(len(prefix))
+            assert not pages[:first].any()
+            for position in range(first * self.page_tokens, len(prefix) if self.page_tokens else 0):
                 place = pages[position // self.page_tokens].item(), position % self.page_tokens
                 assert self.text_below[place] == prefix[: position + 1]
             if self.needs_slots:
@@ -516,6 +526,23 @@ class TwoTierMachine(CacheMachine):
             give_up(self.tree, copy)
         super().teardown()
         assert self.second.frames.num_free == self.num_frames - 1
+
+
+class TwoTierWindowMachine(TwoTierMachine, WindowMachine):
+    """Both: what goes from tier to tier has no more pages than the window takes, and mends what lacks some there."""
+
+    def __init__(self):
+        self.filled_below = set()
+        super().__init__()
+
+    def took(self, tokens):
+        self.filled_below |= {tokens[:n] for n in range(GRAIN, len(tokens) + 1, GRAIN)}
+        self.below |= {p for p in self.filled_below if self.found_below(p) == len(p)}
+        assert tokens in self.below
+
+    def loaded(self, tokens):
+        self.resumable |= {p for p in self.filled if self.found(p) == len(p)}
+        assert tokens in self.resumable
 
 
 def common(a, b):
@@ -534,15 +561,15 @@ def run(base, page_tokens, needs_slots, examples, **names):
     machine("runTest").runTest()
 
 
+WINDOWS = [(4, True, 10), (16, True, 19), (4, False, 6), (16, False, 20)]
+
+
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), FORMS)
 def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
     run(CacheMachine, page_tokens, needs_slots, 60)
 
 
-@pytest.mark.parametrize(
-    ("page_tokens", "needs_slots", "window"),
-    [(4, True, 10), (16, True, 19), (4, False, 6), (16, False, 20)],
-)
+@pytest.mark.parametrize(("page_tokens", "needs_slots", "window"), WINDOWS)
 def test_a_cache_with_a_window_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots, window):
     run(WindowMachine, page_tokens, needs_slots, 50, window=window)
 
@@ -550,3 +577,8 @@ def test_a_cache_with_a_window_agrees_with_a_dict_of_prefixes(page_tokens, needs
 @pytest.mark.parametrize(("page_tokens", "needs_slots"), drawn(FORMS))
 def test_two_tiers_agree_with_dicts_of_prefixes(page_tokens, needs_slots):
     run(TwoTierMachine, page_tokens, needs_slots, 30)
+
+
+@pytest.mark.parametrize(("page_tokens", "needs_slots", "window"), drawn(WINDOWS))
+def test_two_tiers_with_a_window_agree_with_dicts_of_prefixes(page_tokens, needs_slots, window):
+    run(TwoTierWindowMachine, page_tokens, needs_slots, 30, window=window)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.pools.frames import SINK, FrameAllocator
-from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.pools.pages import PageHolds, WindowedFrames
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import ARENA, Why, look_up_result
@@ -313,3 +313,11 @@ def test_a_tree_holds_checkpoints_of_either_length():
     assert pools.frames.num_held == 3 + 4 + 1  # the first of three pages is that of both
     pools.tree.make_room(199)
     assert pools.frames.num_held == 0 and pools.slots.num_frames == 0
+
+
+def test_a_tree_takes_tiers_with_the_same_windows_alone():
+    arena = Pools(16, True).tree.arena
+    below = second_tier(arena, 20, 5)
+    below.pages.windows = (WindowedFrames(30, slice(0, 1)),)
+    with pytest.raises(AssertionError, match=r"window=30.* windows of tiers, found"):
+        RadixTree([arena, below], grain=GRAIN, needs_slots=True)

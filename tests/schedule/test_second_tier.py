@@ -10,11 +10,10 @@ from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.plan import Plan, Transfer
-from tests.cache.second_tier import SECOND, give_up, load, publish, save, second_tier
+from tests.cache.second_tier import SECOND, load, publish, save, second_tier
+from tests.drawing import drawn
 from tests.schedule.simulated_device import SimulatedDevice
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-
-NUM_FRAMES_BELOW = 600
 
 
 class TwoTierTree(RadixTree):
@@ -22,14 +21,15 @@ class TwoTierTree(RadixTree):
 
     Attributes:
         memory: takes the transfers, once there is one.
-        saving, loading: copies of the plan that is being made.
+        num_frames: of the second tier.
+        saving: copies of the plan that is being made.
     """
 
-    memory = None
+    memory, num_frames = None, 600
 
     def __init__(self, tiers, **options):
-        self.saving, self.loading = [], []
-        below = second_tier(tiers[ARENA], NUM_FRAMES_BELOW, 100)
+        self.saving = []
+        below = second_tier(tiers[ARENA], self.num_frames, 100)
         super().__init__([*tiers, below], sink=TwoTierTree.take, **options)
 
     def take(self, node, tier):
@@ -42,9 +42,8 @@ class TwoTierTree(RadixTree):
     def match(self, tokens, owner="", *, least=1):
         if owner and (copy := load(self, tokens)) is not None:  # a sequence is about to start
             transfer = Transfer(tier=SECOND, arena=copy.target, other=copy.source)
-            self.memory.loads.append(transfer)
-            self.fill(copy.tokens, copy.pages, copy.slot)
-            self.loading.append(copy)  # held until the plan is made
+            self.memory.load(copy.node, transfer)
+            publish(self, copy)
         return super().match(tokens, owner, least=least)
 
 
@@ -53,6 +52,8 @@ class TwoTierDevice(SimulatedDevice):
 
     def execute(self, plan):
         self.below = getattr(self, "below", {})
+        for move in (*plan.saves, *plan.loads):
+            assert move.arena.all() and move.other.all(), "a copy of the sink"
         for move in plan.saves:
             for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
                 self.below[other] = self.frames[arena].copy()
@@ -75,13 +76,10 @@ class TwoTierEngine(Engine):
 
         def planned():
             made = plan()
-            for copy in tree.loading:
-                give_up(tree, copy)
             if made:
-                assert len(made.saves) == len(tree.saving) and len(made.loads) == len(tree.loading)
+                assert len(made.saves) == len(tree.saving)
                 saves[id(made)], tree.saving = tree.saving, []
             assert not tree.saving
-            tree.loading = []
             return made
 
         def received(made):
@@ -113,20 +111,89 @@ def serve(engine, seed):
     return hits
 
 
-@pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
-@pytest.mark.parametrize("cache", ["lru", "adaptive"])
-def test_what_was_evicted_comes_back_and_changes_no_token(kind, cache):
-    frames = {"hybrid": 40, "attention": 30, "recurrent": 19}[kind]
-    options = dict(num_frames=frames, geometry=make_geometry(kind=kind), cache=cache)
-    without = serve(Engine.make(**options), 1)
-    with mock.patch("hybrid_jax.schedule.memory.RadixTree", TwoTierTree):
-        engine = TwoTierEngine.make(**options).below()
+def two_tiers(below, **options):
+    """An engine whose second tier has so many frames."""
+    tree = type("Tree", (TwoTierTree,), {"num_frames": below})
+    with mock.patch("hybrid_jax.schedule.memory.RadixTree", tree):
+        return TwoTierEngine.make(**options).below()
+
+
+FORMS = [("hybrid", 40), ("attention", 30), ("recurrent", 19)]
+POLICIES, SIZES = ("lru", "adaptive"), (600, 40, 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_frames", "cache", "below"),
+    drawn([(*form, cache, below) for form in FORMS for cache in POLICIES for below in SIZES]),
+)
+def test_what_was_evicted_comes_back_and_changes_no_token(kind, num_frames, cache, below):
+    options = dict(num_frames=num_frames, geometry=make_geometry(kind=kind), cache=cache)
+    engine = two_tiers(below, **options)
     hits = serve(engine, 1)
     events = engine.device.events
-    assert min(events.get("saves", 0), events.get("loads", 0)) > 5
-    assert hits > 1.2 * without
-    below = engine.scheduler.memory.tree.tiers[SECOND]
-    assert below.frames.num_held == below.slots.num_held == 0
+    assert min(events.get("saves", 0), events.get("loads", 0)) > (5 if below == 600 else 0)
+    if below == 600:
+        assert hits > 1.2 * serve(Engine.make(**options), 1)
+    tier = engine.scheduler.memory.tree.tiers[SECOND]
+    assert tier.frames.num_held == tier.slots.num_held == 0
+
+
+def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
+    engine = two_tiers(100, num_frames=40)
+    memory, prompt = engine.scheduler.memory, tokens_of(Random(0), 100)
+    tree = memory.tree
+    everything = [tier.frames.num_frames - 1 for tier in tree.tiers]
+    engine.add(prompt, max_tokens=1)
+    engine.run()
+    memory.make_room(everything[ARENA])
+    engine.add([7], max_tokens=1)  # its plan takes the save along
+    engine.run()
+    tokens = np.array([*prompt, 3])
+    assert [found.hit_len for found in tree.match(tokens).found] == [0, 96]
+    tree.match(tokens, "a sequence that is about to start")
+    for tier, frames in enumerate(everything):
+        tree.make_room(frames, tier=tier)
+    assert [found.hit_len for found in tree.match(tokens).found] == [96, 96]
+    assert not memory.saves
+    plan = Plan()
+    memory.end_plan(plan)
+    assert len(plan.loads) == 1 and not memory.loads
+    for tier, frames in enumerate(everything):
+        assert tree.make_room(frames, tier=tier)
+    assert [found.hit_len for found in tree.match(tokens).found] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_a_row_that_is_alone_starts_without_what_there_is_no_room_to_load_beside_it(kind):
+    geometry, prompt = make_geometry(kind=kind), tokens_of(Random(0), 200)
+    num_frames = geometry.row_frames(209) + 1
+    engine = two_tiers(100, num_frames=num_frames, geometry=geometry, max_model_len=210)
+    for tokens in (prompt[:100], tokens_of(Random(1), 200), prompt):
+        engine.add(tokens, max_tokens=10)
+        engine.run()
+    assert engine.device.events["loads"] == 1 and engine.counters["cache_hits"] == 0
+    engine.check()
+
+
+WINDOWS = [
+    ("hybrid", (None, 37)),
+    ("hybrid", (20, 90)),
+    ("attention", (None, 40)),
+    ("attention", (50,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows", "page_tokens", "below"),
+    drawn([(*form, page, below) for form in WINDOWS for page in (16, 64) for below in SIZES]),
+)
+def test_pages_behind_a_window_are_neither_saved_nor_loaded(kind, windows, page_tokens, below):
+    geometry = make_geometry(kind=kind, windows=windows, page_tokens=page_tokens)
+    num_frames = geometry.row_frames(330) * 3 // 2
+    engine = two_tiers(below, num_frames=num_frames, geometry=geometry)
+    serve(engine, 1)
+    events = engine.device.events
+    assert min(events.get("saves", 0), events.get("loads", 0) if below == 600 else 9) > 5
 
 
 def test_an_engine_with_the_arena_alone_copies_nothing():

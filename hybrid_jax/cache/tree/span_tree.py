@@ -31,7 +31,7 @@ class SpanTree:
     `tidy`, once all of it is done.
 
     Args:
-        tiers: where pages and checkpoints live, by number; the first is the arena.
+        tiers: where pages and checkpoints live, by number; the first is the arena. All have the same windows.
         needs_slots: the model has recurrent layers, so pages are of use below a checkpoint only.
         changed: called with every node that may have changed: what it lists, its children, its use.
             A node that left the tree has no parent any more.
@@ -46,6 +46,8 @@ class SpanTree:
         self, tiers: Sequence[Tier], *, needs_slots: bool, changed: Callable[[Node], None]
     ):
         agree("radix", numbers_of_tiers=([tier.number for tier in tiers], list(range(len(tiers)))))
+        windows = [tier.pages.windows for tier in tiers]
+        agree("radix", windows_of_tiers=(windows, windows[:1] * len(tiers)))
         self.tiers, self.arena = tuple(tiers), tiers[ARENA]
         self.needs_slots, self._changed = needs_slots, changed
         self._clock = 0
