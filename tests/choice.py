@@ -1,9 +1,10 @@
 """Which tests `make test` runs, and in which order: `python -m tests.choice plan`, and `report` after the run.
 
-Near a change are the test files that changed, and those that import what changed. Those near the last commit run
-whole, and so do the tests of the spine (`@spine`). Next come those near a change that was made since they ran, and then
-all others in order of their distance in the graph of imports, and of their age, until the time of their job is used.
-The report names those that did not run.
+Near a change are the test files that changed, and those that import what changed, or read it. Those near the last
+commit run whole, and so do the tests of the spine (`@spine`). Next come those near a change that was made since they
+ran, and then all others in order of their distance in the graph of imports, and of their age, until the time of their
+job is used. The report names those that did not run. What cannot be found out is said in a line, such as in a shallow
+clone.
 
 `tests/record.txt` says of each file when it ran: the job, the commit, and its seconds. The commit is the newest one
 that others have too, so it is there after a rebase, and all that a branch changes counts as changed. A function that
@@ -13,6 +14,7 @@ takes `LONG` has a line of its own. Lines are sorted, and git keeps those of bot
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import re
@@ -22,13 +24,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.imports import ROOT, Graph, changed_names, import_graph, name_of, parsed
+from tests.imports import (
+    ROOT,
+    Graph,
+    Unreadable,
+    changed_names,
+    import_graph,
+    imported_modules,
+    name_of,
+    parsed,
+)
 
 RECORD = "tests/record.txt"
 FOLDER = ".cache/tests"  # the plan of a run, and what its jobs leave
 LONG = 20.0  # seconds
 NEAR, NOWHERE = 1, 99
-LAST = "HEAD~1"
+# If no test imports a changed file, the nearest tests run whole where they are no more than so many files.
+FEW = 10
+LAST, HERE = "HEAD~1", "HEAD"
 # Folders of tests for sources that are no room of the package.
 ROOMS = dict.fromkeys(("kernels", "interpreted"), "pallas_kernels/") | {"benchmarks": "benchmarks/"}
 # So many tests each folder must have, and so many of the spine must pass there: where there are fewer, some were lost.
@@ -63,8 +76,10 @@ FLOORS = {
     "weights": 310,
 }
 SPINE_FLOORS = {"tests": 700, "engine": 9, "exactness": 24, "parity": 34}
-# Tests of files that no module reads by name.
+# Tests of what the site is made of: no module reads these files by name.
 PAGES = ("tests/docs/test_site.py",)
+# All tests run with these.
+INSTALLED = (".ci/constraints.txt", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -81,25 +96,31 @@ Record = dict[tuple[str, str], Entry]  # by unit, which is a file or file::funct
 # --- the change --------------------------------------------------------------------------------------
 
 
-def git(root: Path, *arguments: str, given: str = "") -> str | None:
+def git(root: Path, *arguments: str, given: bytes = b"") -> bytes | None:
     """What git says, and is given; None where it fails, or there is no repository."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, input=given.encode(), capture_output=True, check=True)
+        return subprocess.run(command, input=given, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.decode(errors="replace")
 
 
-def texts_at(root: Path, commit: str, files: Sequence[str]) -> dict[str, str]:
-    """What files held at a commit where they were."""
-    given = "".join(f"{commit}:{file}\n" for file in files)
-    said, found = (git(root, "cat-file", "--batch=%(objectsize) sizes", given=given) or ""), {}
-    left = said.encode(errors="replace")
-    for file in files:
+def paths_in(said: bytes | None) -> list[str]:
+    """What git lists by `-z`: paths in any alphabet."""
+    return (said or b"").decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def texts_at(root: Path, commit: str, files: Sequence[str]) -> dict[str, bytes | None]:
+    """What files held at a commit; None where git cannot say."""
+    found: dict[str, bytes | None] = dict.fromkeys(files)
+    asked = [file for file in files if "\n" not in file]
+    given = "".join(f"{commit}:./{file}\n" for file in asked).encode("utf-8", "surrogateescape")
+    left = git(root, "cat-file", "--batch=%(objectsize) size", given=given) or b""
+    for file in asked:
         head, _, left = left.partition(b"\n")
-        size = int(head.split()[0])
-        found[file], left = left[:size].decode(), left[size + 1 :]
+        size = head.partition(b" ")[0]
+        if head.endswith(b" size") and size.isdigit():  # else "missing"
+            found[file], left = left[: int(size)], left[int(size) + 1 :]
     return found
 
 
@@ -107,7 +128,7 @@ def common_commit(root: Path) -> str | None:
     """The newest commit that others have too."""
     for ref in ("origin/HEAD", "origin/main", "main", "HEAD"):
         if found := git(root, "merge-base", "HEAD", ref):
-            return found.strip()[:12]
+            return found.decode().strip()[:12]
     return None
 
 
@@ -116,14 +137,17 @@ def changes(root: Path, commit: str) -> dict[str, frozenset[str] | None] | None:
 
     Returns None if the commit is not there.
     """
-    listed = git(root, "diff", "--name-status", "--find-renames", "--no-ext-diff", commit)
+    listed = git(
+        root, "diff", "-z", "--relative", "--name-status", "--find-renames", "--no-ext-diff", commit
+    )
     if listed is None:
         return None
     found: dict[str, frozenset[str] | None] = {}
     edited: dict[str, str] = {}
-    for line in listed.splitlines():
-        status, *paths = line.split("\t")
-        old, new = paths[0], paths[-1]
+    fields = iter(paths_in(listed))
+    for status in fields:
+        old = next(fields)
+        new = next(fields) if status[0] in "RC" else old
         if status[0] in "DR":
             found[old] = None
         if status[0] != "D":
@@ -132,38 +156,101 @@ def changes(root: Path, commit: str) -> dict[str, frozenset[str] | None] | None:
             edited[new] = old
     before = texts_at(root, commit, list(edited.values()))
     for new, old in edited.items():
-        found[new] = changed_names(before[old], (root / new).read_text(encoding="utf-8"))
-    for path in (git(root, "ls-files", "--others", "--exclude-standard") or "").splitlines():
+        text = before[old]
+        if text is not None and (root / new).is_file():
+            found[new] = changed_names(text, (root / new).read_bytes())
+    for path in paths_in(git(root, "ls-files", "-z", "--others", "--exclude-standard")):
         found[path] = None
     return {path: names for path, names in found.items() if names != frozenset() or path == RECORD}
 
 
-def stand_ins(root: Path, changed: Iterable[str], graph: Graph) -> set[str]:
-    """The files of Python that read changed files of another kind, which count as changed in their place.
+def readers_of(root: Path, changed: Mapping[str, frozenset[str] | None], graph: Graph) -> set[str]:
+    """The files of Python that use changed files otherwise than by an import, and count as changed in their place.
 
-    Those are the ones that name it. If none does, its folder's name is looked for, and so on upwards.
+    - A file of another kind is used by those that name it, and by a module of the same name beside it. If there are
+      none, its folder's name is looked for, and so on upwards; that of a room is too common a word. Two folders of its
+      path side by side are always looked for.
+    - A program is used by those that name its module or its file, such as those that run it in another process.
+    - A package passes names on to those that take them from it.
     """
     found: set[str] = set()
-    for path in changed:
-        if path.endswith(".py") or path == RECORD:
-            continue
-        if path.endswith(".md"):
+    rooms = {part for file in graph for part in file.split("/")[1:-1][:1]}
+    for path, names in changed.items():
+        if path.endswith("/__init__.py"):
+            found |= takers_of(root, path, names, graph)
+        elif path.endswith(".py"):
+            found |= callers_of(root, path, graph)
+        elif path != RECORD:
+            found |= data_readers_of(root, path, graph, rooms)
+        if path.endswith(".md") or path == "mkdocs.yml":
             found.update(PAGES)
-        for name in (Path(path).name, *(parent.name for parent in Path(path).parents)):
-            if not name or name in ("tests", "hybrid_jax", "docs", "README.md", "__init__"):
-                break
-            word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])")
-            named = {file for file in graph if any(map(word.search, words_in(root / file, name)))}
-            if named:
-                found |= named
-                break
+    if any(path.startswith("docs/") for path in found | {*changed}):
+        found.update(PAGES)  # it runs what stands there
     return found
 
 
-def words_in(path: Path, name: str) -> list[str]:
-    """The texts in a module's code that hold a name; docstrings and comments do not count."""
-    if name not in path.read_text(encoding="utf-8"):
+def data_readers_of(root: Path, path: str, graph: Graph, rooms: set[str]) -> set[str]:
+    """The files that name a file, or else a folder above it."""
+    *folders, last = Path(path).parts
+    pairs = ["/".join(pair) for pair in zip(folders, folders[1:], strict=False)]
+    found = named_in(root, graph, pairs) if pairs else set()
+    beside = Path(path).with_suffix(".py").as_posix()
+    if last == "README.md":  # every folder may have one
+        return found
+    if named := named_in(root, graph, [last]) | ({beside} & graph.keys()):
+        return found | named
+    for name in reversed(folders):
+        if name in ("tests", "hybrid_jax", "docs"):
+            break
+        if name not in rooms and (named := named_in(root, graph, [name])):
+            return found | named
+    return found
+
+
+def callers_of(root: Path, path: str, graph: Graph) -> set[str]:
+    """The files that name a module, or its file: with the folder above it if they stand elsewhere."""
+    if is_test(path) or path.endswith("/conftest.py"):
+        return set()
+    folder, last = Path(path).parent, Path(path).name
+    beside = {x: graph[x] for x in graph if Path(x).parent == folder}
+    found = named_in(root, graph, [f"{folder.name}/{last}", name_of(path)])
+    return (found | named_in(root, beside, [last])) - {path}
+
+
+def takers_of(root: Path, package: str, names: frozenset[str] | None, graph: Graph) -> set[str]:
+    """The files that take names from a package that passes them on: those names, or any for None."""
+    module = name_of(package) + "."
+    if names is not None and any(name.startswith("_") for name in names):
+        names = None  # it looks them up by itself
+    found = set()
+    for file in graph:
+        taken = [name for name, _ in imported_modules(root / file) if name.startswith(module)]
+        if any(names is None or name.removeprefix(module) in names for name in taken):
+            found.add(file)
+    return found - {package}
+
+
+def named_in(root: Path, graph: Graph, names: Sequence[str]) -> set[str]:
+    """The files with a text in their code that holds one of these words."""
+    word = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}(?![\w.])" for name in names))
+    return {file for file in graph if any(map(word.search, words_in(root / file, names)))}
+
+
+def words_in(path: Path, names: Sequence[str]) -> list[str]:
+    """The texts in a module's code, if it holds one of the names; docstrings and comments do not count."""
+    text = source_of(path)
+    if not any(name.encode("utf-8", "surrogateescape") in text for name in names):
         return []
+    return texts_of(path)
+
+
+@functools.cache
+def source_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@functools.cache
+def texts_of(path: Path) -> list[str]:
     tree = parsed(path)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -249,14 +336,25 @@ def file_of(unit: str) -> str:
 # --- the record --------------------------------------------------------------------------------------
 
 
+def entry_of(line: str) -> tuple[tuple[str, str], Entry] | None:
+    """A line of the record; None if it is none, such as what a merge left."""
+    match line.split():
+        case [unit, job, commit, seconds] if re.fullmatch(r"\w+", commit):
+            with contextlib.suppress(ValueError):
+                if 0 <= float(seconds) < float("inf"):
+                    return (unit, job), Entry(commit, float(seconds))
+    return None
+
+
 def read_record(text: str, dates: Mapping[str, int]) -> Record:
     """Entries by unit and job. Of two lines of the same, as a merge leaves them, the one of the later commit."""
     found: Record = {}
     for line in text.splitlines():
-        unit, job, commit, seconds = line.split()
-        before = found.get((unit, job))
-        if before is None or dates.get(before.commit, 0) <= dates.get(commit, 0):
-            found[unit, job] = Entry(commit, float(seconds))
+        if entry := entry_of(line):
+            key, new = entry
+            before = found.get(key)
+            if before is None or dates.get(before.commit, 0) <= dates.get(new.commit, 0):
+                found[key] = new
     return found
 
 
@@ -298,11 +396,15 @@ def dates_of(root: Path, commits: Iterable[str]) -> dict[str, int]:
     return found
 
 
+def record_text(root: Path) -> str:
+    path = root / RECORD
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
 def load_record(root: Path) -> tuple[Record, dict[str, int]]:
     """The record, and the dates of its commits."""
-    path = root / RECORD
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    commits = {line.split()[2] for line in text.splitlines()}
+    text = record_text(root)
+    commits = {entry[1].commit for line in text.splitlines() if (entry := entry_of(line))}
     dates = dates_of(root, commits)
     return read_record(text, dates), dates
 
@@ -320,6 +422,7 @@ class Plan:
         age: days between the commit at which a unit ran and the one at hand, by job and unit.
         seconds: how long a unit took, by job and unit.
         names: names of cases that are near, whatever their file: modules and pages that differ from the last commit.
+        notes: what could not be found out, and what that means for the choice; a line each.
     """
 
     last: dict[str, int] = field(default_factory=dict)
@@ -327,6 +430,7 @@ class Plan:
     age: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def distance_of(self, file: str, job: str) -> int:
         """To the change since the file ran: at least what differs from the last commit."""
@@ -335,36 +439,104 @@ class Plan:
 
 
 def make_plan(root: Path) -> Plan:
-    graph = import_graph(root)
+    """Reads the record and what changed; raises Unreadable for a file that is no Python."""
     record, dates = load_record(root)
-    [now] = dates_of(root, ["HEAD"]).values() or [0]
-    plan = Plan()
+    [now] = dates_of(root, [HERE]).values() or [0]
+    plan = Plan(notes=notes_on_record(root, record, dates))
+    found = {commit: changes(root, commit) for commit in [LAST, HERE, *sorted(dates)]}
+    known = {commit: changed for commit, changed in found.items() if changed is not None}
+    # What is gone counts as there for those that still import it.
+    gone = {x for changed in known.values() for x in changed if not (root / x).is_file()}
+    graph = import_graph(root, gone=[x for x in gone if x.endswith(".py")])
+    far: dict[str, dict[str, int]] = {}
+    for commit, changed in known.items():
+        far[commit] = distances(graph, changed | dict.fromkeys(readers_of(root, changed, graph)))
 
-    @functools.cache
-    def since(commit: str) -> dict[str, int] | None:
-        changed = changes(root, commit)
-        if changed is None:
-            return None
-        if commit == LAST:
-            plan.names = sorted({case_name(path) for path in changed})
-        changed |= dict.fromkeys(stand_ins(root, changed, graph))
-        return distances(graph, changed)
-
-    plan.last = since(LAST) or {}
+    base = LAST if LAST in known else HERE
+    if base in known:
+        plan.last, plan.names = (
+            far[base],
+            sorted({x for path in known[base] for x in case_names(path)}),
+        )
+        plan.last |= nearest(root, known[base], graph, plan)
+    plan.notes += notes_on_change(root, known, base)
     for (unit, job), entry in record.items():
         plan.seconds.setdefault(job, {})[unit] = entry.seconds
-        if entry.commit in dates:
+        if entry.commit in known:
             days = (now - dates[entry.commit]) / 86_400
             plan.age.setdefault(job, {})[unit] = round(days, 2)
-            known, file = plan.distance.setdefault(job, {}), file_of(unit)
-            nearest = (since(entry.commit) or {}).get(file, NOWHERE)
-            known[file] = min(nearest, known.get(file, NOWHERE))
+            near, file = plan.distance.setdefault(job, {}), file_of(unit)
+            near[file] = min(far[entry.commit].get(file, NOWHERE), near.get(file, NOWHERE))
     return plan
 
 
-def case_name(path: str) -> str:
-    """How cases are named that look at a file: a module by its dotted name, all else by the file's name."""
-    return name_of(path) if path.endswith(".py") else Path(path).name
+def nearest(
+    root: Path, changed: Mapping[str, frozenset[str] | None], graph: Graph, plan: Plan
+) -> dict[str, int]:
+    """The tests that run whole because none is nearer to a changed file of the packages, or to a helper of tests."""
+    found: dict[str, int] = {}
+    for file, names in changed.items():
+        ours = file.startswith(("hybrid_jax/", "pallas_kernels/", "tests/"))
+        if not ours or not file.endswith(".py") or is_test(file) or not (root / file).is_file():
+            continue
+        to = distances(graph, dict.fromkeys(readers_of(root, {file: names}, graph)) | {file: names})
+        at = min(to.values(), default=NOWHERE)
+        those = [test for test, distance in to.items() if distance == at]
+        if at > NEAR and len(those) <= FEW:
+            found |= dict.fromkeys(those, NEAR)
+        if at == NOWHERE or at > NEAR and len(those) > FEW:
+            which = f"{len(those)} test files at distance {at}" if those else "none at any distance"
+            plan.notes.append(f"no test file imports {file}, which changed; there are {which}")
+    return found
+
+
+def notes_on_change(root: Path, known: Mapping[str, Mapping], base: str) -> list[str]:
+    """What could not be found out about the change."""
+    by_age = "the spine runs, and the others by their age while there is time; TIME=all runs all"
+    if HERE not in known:
+        return [
+            f"git does not say what changed in {root} (no repository with a commit?), so {by_age}"
+        ]
+    lines = []
+    if base == HERE:
+        lines.append(
+            "the commit before the last is not here (a shallow clone?), so what the last commit changed is not known: "
+            f"tests near what is not committed and {by_age}; `git fetch --deepen=1` brings it"
+        )
+    for file in known[base].keys() & set(INSTALLED):
+        lines.append(f"{file} changed, and all tests run with what it installs: TIME=all runs all")
+    return lines
+
+
+def notes_on_record(root: Path, record: Record, dates: Mapping[str, int]) -> list[str]:
+    """What the record does not say."""
+    lines, texts = [], record_text(root).splitlines()
+    wrong = [number for number, line in enumerate(texts, 1) if entry_of(line) is None]
+    if wrong:
+        lines.append(
+            f"{RECORD}:{wrong[0]}: a line must be file, job, commit and seconds, got {texts[wrong[0] - 1][:80]!r}; "
+            f"{len(wrong)} such lines are left out, as if their tests had never run, and are not written again"
+        )
+    there = {x.relative_to(root).as_posix() for x in (root / "tests").rglob("test_*.py")}
+    new = there - {file_of(unit) for unit, _ in record}
+    if new:
+        lines.append(
+            f"{len(new)} of {len(there)} test files have no line in {RECORD}: for these the change is what differs "
+            "from the last commit"
+        )
+    lost = {entry.commit for entry in record.values()} - dates.keys()
+    if lost:
+        count = sum(entry.commit in lost for entry in record.values())
+        lines.append(
+            f"{len(lost)} commits of {RECORD} are not here, such as {min(lost)} (a shallow clone?): {count} of its "
+            "lines count as of tests that never ran"
+        )
+    return lines
+
+
+def case_names(path: str) -> list[str]:
+    """How cases are named that look at a file: its path, the dotted name of a module, the file's name otherwise."""
+    return [path, name_of(path) if path.endswith(".py") else Path(path).name]
 
 
 def report(root: Path, results: Sequence[Mapping], *, everything: bool) -> str:
@@ -379,6 +551,7 @@ def report(root: Path, results: Sequence[Mapping], *, everything: bool) -> str:
     if commit is not None:
         record = updated(record, ran, commit, keep_seconds=everything)
         record = {key: entry for key, entry in record.items() if is_there(root, key[0])}
+        (root / RECORD).parent.mkdir(exist_ok=True)
         (root / RECORD).write_text(write_record(record), encoding="utf-8")
     left = [(unit, result["job"]) for result in results for unit in result["left"]]
     near = {(unit, result["job"]) for result in results for unit in result["near"]}
@@ -389,9 +562,11 @@ def report(root: Path, results: Sequence[Mapping], *, everything: bool) -> str:
     said = ["not run for lack of time, the nearest to a change first in each job:", *lines]
     passed = sum(result["passed"] for result in results)
     spine = sum(count for result in results for count in result["spine"].values())
+    unwritten = [f"git names no commit, so {RECORD} stays as it is"] * (commit is None)
     return "\n".join(
         [
             *(said if left else []),
+            *unwritten,
             f"{len(left)} files or functions were not run; their names are in {FOLDER}/not_run.txt, and by the record "
             f"they take {known / 60:.0f} minutes",
             f"{len(nothing)} tests had nothing to check" + "".join(f"\n  {x}" for x in nothing),
@@ -404,7 +579,7 @@ def is_there(root: Path, unit: str) -> bool:
     """Whether a file, or a function in it, still exists."""
     file, _, function = unit.partition("::")
     path, name = root / file, function.rpartition("::")[2]
-    return path.is_file() and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
+    return path.is_file() and (not name or f"def {name}(".encode() in path.read_bytes())
 
 
 def missing(results: Sequence[Mapping], *, one_python: bool = False) -> list[str]:
@@ -424,23 +599,38 @@ def missing(results: Sequence[Mapping], *, one_python: bool = False) -> list[str
 def main(arguments: list[str]) -> None:
     folder = ROOT / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    if arguments == ["plan"]:
-        for old in folder.glob("*.json"):
-            old.unlink()
-        plan = make_plan(ROOT)
-        (folder / "plan.json").write_text(json.dumps(vars(plan)))
-        near = sum(distance <= NEAR for distance in plan.last.values())
-        print(f"make: {near} test files are near what differs from the last commit")
-        if git(ROOT, "rev-parse", LAST) is None:
-            print(
-                "make: the last commit is not here (a shallow clone?), so tests are chosen by age alone"
-            )
-        return
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("job_*.json"))]
-    print(report(ROOT, results, everything="all" in arguments))
-    fewer = missing(results, one_python="one_python" in arguments)
-    print(*fewer, sep="\n", end="\n" if fewer else "")
-    sys.exit(bool(fewer))
+    match arguments:
+        case ["plan"]:
+            for old in folder.glob("*.json"):
+                old.unlink()
+            try:
+                plan = make_plan(ROOT)
+            except Unreadable as error:
+                sys.exit(f"make: which tests are near a change cannot be told: {error}")
+            (folder / "plan.json").write_text(json.dumps(vars(plan)))
+            near = sum(distance <= NEAR for distance in plan.last.values())
+            print(f"make: {near} test files are near what differs from the last commit")
+            for note in plan.notes:
+                print(f"make: {note}")
+        case ["report", *words] if {*words} <= {"all", "one_python"}:
+            results, unread = read_results(folder)
+            print(report(ROOT, results, everything="all" in words))
+            fewer = unread + missing(results, one_python="one_python" in words)
+            print(*fewer, sep="\n", end="\n" if fewer else "")
+            sys.exit(bool(fewer))
+        case _:
+            sys.exit("usage: python -m tests.choice plan, or report [all] [one_python]")
+
+
+def read_results(folder: Path) -> tuple[list[dict], list[str]]:
+    """What jobs left, and a line for each result that cannot be read."""
+    results, unread = [], []
+    for path in sorted(folder.glob("job_*.json")):
+        try:
+            results.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            unread.append(f"make: {path}: a job left no whole result ({error}); run it again")
+    return results, unread
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,20 @@ JOB = os.environ.get("HYBRID_JAX_JOB", "engine")
 # What a job compiles, and with what: the same file runs in several.
 KIND = "quickly" if JOB in ("engine", "surface", "numeric") else JOB
 ALL = EVERYTHING or os.environ.get("HYBRID_JAX_TIME") == "all"
-SECONDS = float("inf") if ALL else float(os.environ.get("HYBRID_JAX_SECONDS", "inf"))
+
+
+def seconds_in(settings: Mapping[str, str]) -> float:
+    """How long a job begins tests that are not near; raises pytest.UsageError."""
+    given = settings.get("HYBRID_JAX_SECONDS", "inf")
+    try:
+        return float(given)
+    except ValueError:
+        raise pytest.UsageError(
+            f"HYBRID_JAX_SECONDS must be a number of seconds, got {given!r}"
+        ) from None
+
+
+SECONDS = float("inf") if ALL else seconds_in(os.environ)
 # Tests near what changed since they ran, but not near the last commit, may take so many times as long.
 DUE = 3.0
 # Tests near the last commit run however long they take, up to here: seconds since the plan was made.
@@ -101,7 +114,11 @@ class Chosen:
         )
 
     def order(self) -> Iterator[pytest.Item]:
-        """The tests to run, one after the other. What begins is finished; the first of the others always begins."""
+        """The tests to run, one after the other.
+
+        What begins is finished. While there is time, the first of the others begins even if it takes longer than there
+        is, and each further one if it does not.
+        """
         for place, item in enumerate(self.near):
             if time.time() - self.made > LONGEST:
                 self.left += self.near[place:]
@@ -193,7 +210,16 @@ class Chosen:
                 say(f"  {item.nodeid}")
 
 
+def read_plan(path: str) -> Plan:
+    """The plan of a run; raises pytest.UsageError."""
+    try:
+        return Plan(**json.loads(Path(path).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise pytest.UsageError(
+            f"HYBRID_JAX_PLAN: {path} must be a plan ({error}); run python -m tests.choice plan"
+        ) from None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if PLAN:
-        plan = Plan(**json.loads(Path(PLAN).read_text()))
-        config.pluginmanager.register(Chosen(plan, Path(PLAN).stat().st_mtime))
+        config.pluginmanager.register(Chosen(read_plan(PLAN), Path(PLAN).stat().st_mtime))

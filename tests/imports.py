@@ -16,6 +16,10 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Graph = Mapping[str, Mapping[str, frozenset[str] | None]]
 
 
+class Unreadable(ValueError):
+    """A file of Python that cannot be parsed; the message says which, where and why."""
+
+
 def name_of(file: str) -> str:
     """The dotted name of a module: "a/b.py" and "a/b/__init__.py" are a.b."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -30,7 +34,12 @@ SOURCES = {
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """The syntax tree of a file; raises Unreadable."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError) as error:  # ValueError: a zero byte
+        line, why = getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or error
+        raise Unreadable(f"{path}:{line}: {why}; mend the file or delete it") from None
 
 
 def imported_modules(path: Path, *, types: bool = False) -> list[tuple[str, int]]:
@@ -51,7 +60,8 @@ def imported_modules(path: Path, *, types: bool = False) -> list[tuple[str, int]
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: write the absolute name"
+            if node.level:
+                raise Unreadable(f"{path}:{node.lineno}: a relative import; write the whole name")
             found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
     return found
 
@@ -62,22 +72,28 @@ def python_files(root: Path) -> list[str]:
         path.relative_to(root).as_posix()
         for folder in FOLDERS
         for path in (root / folder).rglob("*.py")
+        if path.is_file()  # and no link of an editor to nowhere
     )
 
 
-def import_graph(root: Path) -> dict[str, dict[str, frozenset[str] | None]]:
+def import_graph(
+    root: Path, gone: Iterable[str] = ()
+) -> dict[str, dict[str, frozenset[str] | None]]:
     """Which files each file imports, and which names of them.
 
     A package that only passes names on, as `hybrid_jax` passes on `LLM`, is looked through. A test also imports the
     modules that define the fixtures it asks for, and every `conftest.py` above it.
+
+    Args:
+        gone: files that are no longer there: what still imports them is found all the same.
     """
     files = python_files(root)
-    homes = {name_of(file): file for file in files}
+    homes = {name_of(file): file for file in {*files, *gone}}
     passed: dict[
         str, dict[str, str]
     ] = {}  # by package: where the names that it passes on come from
     for module, file in homes.items():
-        if file.endswith("__init__.py"):
+        if file.endswith("__init__.py") and file in files:
             found = [name for name, _ in imported_modules(root / file, types=True)]
             passed[module] = {name.rpartition(".")[2]: name for name in found}
 
@@ -93,11 +109,15 @@ def import_graph(root: Path) -> dict[str, dict[str, frozenset[str] | None]]:
         return further or (homes[module], last)
 
     fixtures = fixtures_of(root, files)
+    shared = shared_by_all(root, [x for x in homes.values() if is_conftest(x)])
     graph: dict[str, dict[str, frozenset[str] | None]] = {}
     for file in files:
         uses: dict[str, set[str] | None] = {}
         wanted = [resolve(name) for name, _ in imported_modules(root / file)]
         wanted += fixtures_for(root, file, fixtures)
+        for conftest, names_in_it in shared.items():
+            if file != conftest and file.startswith(conftest.removesuffix("conftest.py")):
+                wanted += [(conftest, name) for name in names_in_it]
         for found in wanted:
             if found is None or found[0] == file:
                 continue
@@ -110,28 +130,50 @@ def import_graph(root: Path) -> dict[str, dict[str, frozenset[str] | None]]:
     return graph
 
 
+def is_conftest(file: str) -> bool:
+    return file.startswith("tests/") and file.endswith("/conftest.py")
+
+
+def fixtures_in(path: Path) -> Iterator[tuple[str, bool]]:
+    """The fixtures that a file defines at its top, and whether tests get each unasked."""
+    for node in parsed(path).body:
+        if isinstance(node, Definition):
+            decorators = ast.dump(ast.List(node.decorator_list))
+            if "fixture" in decorators:
+                yield node.name, "autouse" in decorators
+
+
 def fixtures_of(root: Path, files: Iterable[str]) -> dict[str, list[str]]:
     """The files that define each fixture for others: every `conftest.py`, and the plugin `tests/llms.py`."""
     found: dict[str, list[str]] = {}
     for file in files:
-        if file.endswith("/conftest.py") or file == "tests/llms.py":
-            for node in parsed(root / file).body:
-                if isinstance(node, Definition) and "fixture" in ast.dump(
-                    ast.List(node.decorator_list)
-                ):
-                    found.setdefault(node.name, []).append(file)
+        if is_conftest(file) or file == "tests/llms.py":
+            for name, _ in fixtures_in(root / file):
+                found.setdefault(name, []).append(file)
+    return found
+
+
+def shared_by_all(root: Path, conftests: Iterable[str]) -> dict[str, set[str]]:
+    """What tests below each `conftest.py` get of it unasked: its hooks, fixtures with `autouse`, and what it does.
+
+    That is "" for what stands outside of definitions, and for one that is gone.
+    """
+    found = {}
+    for file in conftests:
+        names, there = {""}, root / file
+        if there.is_file():
+            names |= {x for x in definitions(there.read_bytes()) if x.startswith("pytest_")}
+            names |= {name for name, unasked in fixtures_in(there) if unasked}
+        found[file] = names
     return found
 
 
 def fixtures_for(
     root: Path, file: str, fixtures: Mapping[str, list[str]]
-) -> Iterator[tuple[str, str | None]]:
-    """The fixtures that a test's functions ask for, as (file, name); "" is what a `conftest.py` does unasked."""
+) -> Iterator[tuple[str, str]]:
+    """The fixtures that a test's functions ask for, as (file, name)."""
     if not file.startswith("tests/"):
         return
-    for home in {home for homes in fixtures.values() for home in homes}:
-        if home.endswith("/conftest.py") and file.startswith(home.removesuffix("conftest.py")):
-            yield home, ""
     for node in ast.walk(parsed(root / file)):
         if isinstance(node, ast.arg | ast.Constant):  # `usefixtures` names them as words
             name = node.arg if isinstance(node, ast.arg) else node.value
@@ -141,7 +183,7 @@ def fixtures_for(
 
 
 @functools.cache
-def definitions(source: str) -> dict[str, str]:
+def definitions(source: bytes) -> dict[str, str]:
     """What a module defines at its top, by name, as text without comments and docstrings; "" for all else."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -162,20 +204,25 @@ def definitions(source: str) -> dict[str, str]:
     return found
 
 
-def changed_names(before: str, after: str) -> frozenset[str] | None:
+def changed_names(before: bytes, after: bytes) -> frozenset[str] | None:
     """Names at the top of a module that mean something else after a change; None for all of them.
 
     A name that uses a changed one is changed as well. Comments, docstrings and the places of lines change nothing.
+    What is no Python, before or after, has changed as a whole.
     """
-    old, new = definitions(before), definitions(after)
+    try:
+        old, new = definitions(before), definitions(after)
+    except (SyntaxError, ValueError):
+        return None
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     if "" in changed:
         return None
     while True:
+        uses = [f"id='{used}'" for used in changed] + [f"arg(arg='{used}'" for used in changed]
         more = {
             name
             for name, text in new.items()
-            if name not in changed and any(f"id='{used}'" in text for used in changed)
+            if name not in changed and any(use in text for use in uses)
         }
         if not more:
             return frozenset(changed)

@@ -22,14 +22,14 @@ from tests.choice import (
     in_order,
     make_plan,
     read_record,
+    readers_of,
     report,
-    stand_ins,
     updated,
     write_record,
 )
 from tests.chosen import Chosen
 from tests.drawing import spine
-from tests.imports import changed_names, import_graph
+from tests.imports import Unreadable, changed_names, import_graph
 
 pytestmark = spine
 TREE = {
@@ -90,7 +90,7 @@ CODE = '"""Doc."""\nA = 1\ndef f(x):\n    """Doc."""\n    return x + A\ndef g():
     ],
 )
 def test_names_that_mean_something_else_after_a_change(before, after, names):
-    assert changed_names(CODE, CODE.replace(before, after)) == names
+    assert changed_names(CODE.encode(), CODE.replace(before, after).encode()) == names
 
 
 def test_a_change_is_what_differs_from_a_commit_saved_or_not(tree):
@@ -133,9 +133,46 @@ def test_files_that_are_not_python_stand_for_those_that_read_them(tree):
     write(tree, {"hybrid_jax/cache/tree.py": '"""As in cards.toml and page.md."""\n'})
     graph = import_graph(tree)
     for path in ("hybrid_jax/sizing/cards.toml", "hybrid_jax/bundled/weights"):
-        assert stand_ins(tree, [path], graph) == {"hybrid_jax/api/llm.py"}
-    assert stand_ins(tree, ["docs/page.md"], graph) == {"tests/docs/test_site.py"}
-    assert stand_ins(tree, [RECORD, "Makefile"], graph) == set()
+        assert readers_of(tree, {path: None}, graph) == {"hybrid_jax/api/llm.py"}
+    for path in ("docs/page.md", "docs/site.css", "mkdocs.yml"):
+        assert readers_of(tree, {path: None}, graph) == {"tests/docs/test_site.py"}
+    assert readers_of(tree, {RECORD: None, "Makefile": None}, graph) == set()
+
+
+def test_a_folder_named_like_a_room_is_looked_for_with_the_folder_above_it(tree):
+    write(tree, {"tests/text/test_text.py": 'JOB, DATA = "cache", "x/text/"\n'})
+    graph = import_graph(tree)
+    assert readers_of(tree, {"benchmarks/y/cache/a.json": None}, graph) == set()
+    assert readers_of(tree, {"benchmarks/x/text/a.json": None}, graph) == {
+        "tests/text/test_text.py"
+    }
+
+
+def test_a_program_is_near_to_what_runs_it_by_name(tree):
+    write(tree, {"tests/api/program.py": "", "docs/pages.py": "", "hybrid_jax/cache/tree.py": ""})
+    write(tree, {"tests/text/test_text.py": 'RUN = "-m tests.api.program", "tree.py"\n'})
+    write(tree, {"tests/api/test_llm.py": 'RUN = Path(__file__).with_name("program.py")\n'})
+    graph = import_graph(tree)
+    expected = {"tests/text/test_text.py", "tests/api/test_llm.py"}
+    assert readers_of(tree, {"tests/api/program.py": None}, graph) == expected
+    assert readers_of(tree, {"docs/pages.py": None}, graph) == {"tests/docs/test_site.py"}
+    assert readers_of(tree, {"hybrid_jax/cache/tree.py": None}, graph) == set()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["LLM"], {"tests/api/test_llm.py"}),
+        (["Other"], set()),
+        (["_HOMES"], {"tests/api/test_llm.py"}),
+    ],
+)
+def test_a_package_is_near_to_what_takes_the_changed_names_from_it(tree, names, expected):
+    changed = {"hybrid_jax/__init__.py": frozenset(names)}
+    assert expected <= readers_of(tree, changed, import_graph(tree))
+    assert bool(expected) == (
+        "tests/api/test_llm.py" in readers_of(tree, changed, import_graph(tree))
+    )
 
 
 # --- how far a test is from it -------------------------------------------------------------------------
@@ -204,6 +241,265 @@ def test_steps_that_are_compiled_for_a_gpu_are_not_far_from_the_engine(graph):
     found = distances(graph, {"hybrid_jax/engine/walk.py": None})
     assert found["tests/aot/test_steps.py"] <= 5
     assert found["tests/engine/test_donation.py"] <= 5
+
+
+CONFTEST = """
+@pytest.fixture
+def frames(): pass
+@pytest.fixture(autouse=True)
+def quiet(frames, noise): pass
+@pytest.fixture
+def noise(): pass
+def pytest_configure(): pass
+print(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "all_below"),
+    [
+        ("def frames(): pass", "def frames(): 1", True),  # `quiet` asks for it
+        ("def noise(): pass", "def noise(): 1", True),
+        ("def pytest_configure(): pass", "def pytest_configure(): 1", True),
+        ("print(1)", "print(2)", True),
+        ("def noise(): pass", "def noise(): pass\ndef more(): pass", False),
+    ],
+)
+def test_what_a_conftest_does_unasked_is_imported_by_all_tests_below_it(
+    tree, before, after, all_below
+):
+    write(tree, {"tests/cache/conftest.py": CONFTEST.replace(before, after)})
+    names = changed_names(CONFTEST.encode(), CONFTEST.replace(before, after).encode())
+    found = distances(import_graph(tree), {"tests/cache/conftest.py": names})
+    assert found.keys() == {
+        f"tests/cache/test_{x}.py" for x in ("tree", "nodes", "pools", "frames")
+    }
+    assert (set(found.values()) == {1}) == all_below
+
+
+def test_a_conftest_without_fixtures_or_that_is_gone_is_imported_as_well(tree):
+    write(tree, {"tests/api/conftest.py": "print(1)"})
+    assert distances(import_graph(tree), {"tests/api/conftest.py": None}) == {
+        "tests/api/test_llm.py": 1
+    }
+    gone = "tests/text/conftest.py"
+    assert distances(import_graph(tree, gone=[gone]), {gone: None}) == {
+        "tests/text/test_text.py": 1
+    }
+
+
+# --- what is damaged or missing ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"def f(:\n", "tree.py:1: "),
+        (b"A = 1\nB = '\xff'\n", "tree.py:[12]: .*utf-8"),
+        (b"A = '\0'\n", "tree.py:1: .*null bytes"),
+        (b"A = 1\nfrom . import b\n", "tree.py:2: a relative import; write the whole name"),
+    ],
+)
+def test_a_file_that_is_no_python_ends_the_choice_in_one_line(tree, monkeypatch, text, words):
+    (tree / "hybrid_jax/cache/tree.py").write_bytes(text)
+    with pytest.raises(Unreadable, match=words):
+        make_plan(tree)
+    monkeypatch.setattr(choice, "ROOT", tree)
+    with pytest.raises(SystemExit, match=f"^make: which tests are near .* told: .*{words}"):
+        choice.main(["plan"])
+    assert not list((tree / choice.FOLDER).glob("*.json"))
+
+
+def test_a_file_that_was_no_python_before_has_changed_as_a_whole(tree):
+    file = "hybrid_jax/cache/tree.py"
+    (tree / file).write_bytes(b"A = '\xff'\ndef f(:\n")
+    git(tree, "commit", "-qam", "second")
+    write(tree, {file: TREE[file]})
+    assert changes(tree, "HEAD") == {file: None}
+    assert make_plan(tree).last.get("tests/cache/test_tree.py") is None  # as two commits ago
+    git(tree, "commit", "-qam", "third")
+    assert make_plan(tree).last["tests/cache/test_tree.py"] == 1
+
+
+def test_files_and_names_in_any_alphabet_are_compared(tree):
+    texts = {"tests/cache/größe.py": "A = 'ü'\n", "hybrid_jax/cache/tree.py": "A = 'öö'\nB = 1\n"}
+    write(tree, texts | {"tests/cache/latin.py": ""})
+    (tree / "tests/cache/latin.py").write_bytes("# coding: latin-1\nA = 'ü'\n".encode("latin-1"))
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "second")
+    for file in (*texts, "tests/cache/latin.py"):
+        with (tree / file).open("ab") as stream:
+            stream.write(b"C = 1\n")
+    write(tree, {"tests/cache/neu ß.txt": ""})
+    assert changes(tree, "HEAD") == {
+        **dict.fromkeys(("tests/cache/latin.py", *texts), frozenset("C")),
+        "tests/cache/neu ß.txt": None,
+    }
+    assert make_plan(tree).notes
+
+
+def test_in_a_folder_of_a_larger_repository_paths_begin_at_the_folder(tmp_path):
+    root = tmp_path / "below"
+    write(root, TREE)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    write(root, {"hybrid_jax/cache/tree.py": TREE["hybrid_jax/cache/tree.py"] + "new = 1\n"})
+    write(root, {"tests/new.py": ""})
+    expected = {"hybrid_jax/cache/tree.py": {"new"}, "tests/new.py": None}
+    assert changes(root, "HEAD") == expected
+
+
+def test_a_link_of_an_editor_is_no_file_of_python(tree):
+    (tree / "tests/cache/.#test_tree.py").symlink_to("me@machine.1")
+    assert make_plan(tree).last == {}
+
+
+def test_what_still_imports_a_file_that_is_gone_is_near(tree):
+    late = "def test_late():\n    from hybrid_jax.cache.tree import Tree\n"
+    write(tree, {"tests/text/test_text.py": late})
+    git(tree, "commit", "-qam", "second")
+    git(tree, "commit", "-qm", "third", "--allow-empty")
+    (tree / "hybrid_jax/cache/tree.py").unlink()
+    assert make_plan(tree).last["tests/text/test_text.py"] == 1
+    git(tree, "checkout", "hybrid_jax/cache/tree.py")
+    git(tree, "mv", "hybrid_jax/cache/tree.py", "hybrid_jax/cache/wood.py")
+    assert make_plan(tree).last["tests/text/test_text.py"] == 1
+
+
+def noted(plan: Plan, *words: str) -> bool:
+    """Whether one line says all of it, and no other line speaks of something else than the record's files."""
+    others = [x for x in plan.notes if "have no line in" not in x]
+    return len(others) == 1 and all(word in others[0] for word in words)
+
+
+def test_without_git_one_line_says_so_and_nothing_is_near(tmp_path):
+    write(tmp_path, TREE | {RECORD: "tests/api/test_llm.py quickly abc 3\n"})
+    plan = make_plan(tmp_path)
+    assert plan.last == {} and plan.seconds == {"quickly": {"tests/api/test_llm.py": 3.0}}
+    assert [x for x in plan.notes if "git does not say what changed" in x and "TIME=all" in x]
+    assert common_commit(tmp_path) is None
+    (tmp_path / choice.FOLDER).mkdir(parents=True)
+    assert "no commit, so tests/record.txt stays as it is" in report(tmp_path, [], everything=False)
+
+
+def test_of_a_shallow_clone_what_is_not_committed_is_near_and_a_line_says_what_is_missing(
+    tree, tmp_path_factory
+):
+    first = common_commit(tree)
+    write(tree, {RECORD: f"tests/api/test_llm.py quickly {first} 3\n"})
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "second")
+    clone = tmp_path_factory.mktemp("clone")
+    git(clone, "clone", "-q", "--depth=1", f"file://{tree}", ".")
+    write(clone, {"hybrid_jax/cache/tree.py": "class Tree:\n    new = 1\nclass Node:\n    pass\n"})
+    plan = make_plan(clone)
+    assert plan.last["tests/cache/test_tree.py"] == 1 and "tests/text/test_text.py" not in plan.last
+    assert plan.age == {} and plan.distance_of("tests/api/test_llm.py", "quickly") == 2
+    missing = [x for x in plan.notes if "git fetch --deepen=1" in x or first in x]
+    assert len(missing) == 2 and "1 of its lines count as of tests that never ran" in missing[0]
+
+
+DAMAGED = {
+    "<<<<<<< HEAD": "got '<<<<<<< HEAD'",
+    "a.py quickly abc": "got 'a.py quickly abc'",
+    "a.py quickly abc soon": "got 'a.py quickly abc soon'",
+    "a.py quickly abc nan": "nan",
+    "a.py quickly --all 3": "--all",
+    "\0\ufffd": "got ",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_of_the_record_is_left_out_and_named(tree, line):
+    first = common_commit(tree)
+    good = f"tests/api/test_llm.py quickly {first} 3"
+    write(tree, {RECORD: f"{good}\n{line}\n"})
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "second")
+    plan = make_plan(tree)
+    assert plan.seconds == {"quickly": {"tests/api/test_llm.py": 3.0}}
+    assert noted(plan, f"{RECORD}:2: ", DAMAGED[line], "1 such lines are left out")
+    (tree / choice.FOLDER).mkdir(parents=True)
+    report(tree, [], everything=False)
+    assert (tree / RECORD).read_text() == good + "\n"
+
+
+def test_an_empty_record_is_said(tree):
+    for text in ("", "\n"):
+        write(tree, {RECORD: text})
+        git(tree, "add", "-A")
+        git(tree, "commit", "-qm", "more")
+        assert any("have no line in tests/record.txt" in note for note in make_plan(tree).notes)
+
+
+def test_a_change_of_what_is_installed_is_said(tree):
+    write(tree, {"pyproject.toml": ""})
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "second")
+    assert noted(make_plan(tree), "pyproject.toml changed, and all tests run with what it installs")
+
+
+def test_of_a_changed_file_that_no_test_imports_the_nearest_tests_run_whole(tree, monkeypatch):
+    write(tree, {"hybrid_jax/cache/deep.py": "A = 1\n", "hybrid_jax/cache/lone.py": "A = 1\n"})
+    write(
+        tree, {"hybrid_jax/cache/tree.py": "from hybrid_jax.cache.deep import A\nclass Tree: A\n"}
+    )
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "second")
+    git(tree, "commit", "-qm", "third", "--allow-empty")
+    write(tree, {"hybrid_jax/cache/deep.py": "A = 2\n"})
+    plan = make_plan(tree)
+    assert plan.last["tests/cache/test_tree.py"] == 1 and plan.last["tests/api/test_llm.py"] == 3
+    monkeypatch.setattr(choice, "FEW", 0)
+    plan = make_plan(tree)
+    assert plan.last["tests/cache/test_tree.py"] == 2
+    assert noted(
+        plan, "no test file imports hybrid_jax/cache/deep.py", "2 test files at distance 2"
+    )
+    write(
+        tree, TREE | {"hybrid_jax/cache/deep.py": "A = 1\n", "hybrid_jax/cache/lone.py": "A = 2\n"}
+    )
+    assert any(
+        "lone.py, which changed; there are none at any distance" in x for x in make_plan(tree).notes
+    )
+
+
+def test_a_result_that_is_no_json_is_named_and_fails(tree, monkeypatch, capsys):
+    monkeypatch.setattr(choice, "ROOT", tree)
+    monkeypatch.setattr(choice, "FLOORS", {})
+    monkeypatch.setattr(choice, "SPINE_FLOORS", {})
+    write(tree, {f"{choice.FOLDER}/job_aot.json": "{"})
+    with pytest.raises(SystemExit, match="True"):
+        choice.main(["report"])
+    assert "job_aot.json: a job left no whole result" in capsys.readouterr().out
+    (tree / choice.FOLDER / "job_aot.json").unlink()
+    with pytest.raises(SystemExit, match="False"):
+        choice.main(["report", "all", "one_python"])
+    with pytest.raises(SystemExit, match="usage: python -m tests.choice plan"):
+        choice.main(["reprot"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"HYBRID_JAX_PLAN": "gone.json"},
+            "gone.json must be a plan .* run python -m tests.choice plan",
+        ),
+        ({"HYBRID_JAX_PLAN": "plan.json"}, "plan.json must be a plan"),
+        (
+            {"HYBRID_JAX_SECONDS": "soon"},
+            "HYBRID_JAX_SECONDS must be a number of seconds, got 'soon'",
+        ),
+    ],
+)
+def test_a_job_without_a_plan_ends_in_one_line(tmp_path, monkeypatch, given, words):
+    write(tmp_path, {"plan.json": '{"nothing": 1}'})
+    monkeypatch.chdir(tmp_path)
+    plan = given.get("HYBRID_JAX_PLAN")
+    with pytest.raises(pytest.UsageError, match=words):
+        chosen.read_plan(plan) if plan else chosen.seconds_in(given)
 
 
 # --- the record ------------------------------------------------------------------------------------------
