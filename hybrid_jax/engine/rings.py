@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.mixers.mixer import ChunkRows, Entry, Tail, WindowPlan
+from hybrid_jax.engine.mixers.mixer import ChunkRows, CommitRows, Entry, Tail, WindowPlan
 from hybrid_jax.state import Model, State, to_bits
 
 
@@ -65,6 +65,27 @@ def put_rows(state: State, taken: State, rows: jax.Array, groups: Sequence[int])
         own = jax.tree.map(put, state.rings[group], taken.rings[group])
         state = state.with_ring(group, **own)
     return state
+
+
+def move_records(
+    state: State, group: int, rows: CommitRows, *, after: Sequence[jax.Array] = ()
+) -> State:
+    """The state in which the records of a path lie together: all of them are read, then written.
+
+    Args:
+        after: arrays that exist before any record is read.
+    """
+    if rows.path is None or rows.start is None:
+        return state
+    start = rows.start + frames.zero_after(state, *after) if after else rows.start
+    sources, targets, moves = rows.moves()
+    own, rings = jnp.arange(len(sources))[:, None], dict(state.rings[group])
+    sources, targets = start[:, None] + sources, start[:, None] + targets
+    for name, ring in rings.items():
+        if name != "conv":
+            places = jnp.where(moves, targets, ring.shape[2])
+            rings[name] = ring.at[:, own, places].set(ring[:, own, sources], mode="drop")
+    return state.with_ring(group, **rings)
 
 
 def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:

@@ -26,6 +26,7 @@ from hybrid_jax.engine.mixers.mixer import (
     WindowRows,
 )
 from hybrid_jax.engine.mixers.replay import Scanned
+from hybrid_jax.engine.rings import move_records
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, within_cut
 from hybrid_jax.layers.matrix_state import MatrixState
@@ -194,18 +195,8 @@ class MatrixPallas(WithPallasColumns[Spec]):
         return product(y, params["out_proj"], params.get("out_bias"), out="parts")
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
-        """Moves the records of a path together, too: all of them are read, then written."""
-        state = super().commit(state, group, rows, model)
-        if rows.path is None or rows.start is None:
-            return state
-        sources, targets, moves = rows.moves()
-        own, rings = jnp.arange(len(sources))[:, None], dict(state.rings[group])
-        sources = rows.start[:, None] + sources
-        for name, ring in rings.items():
-            if name != "conv":
-                places = jnp.where(moves, rows.start[:, None] + targets, ring.shape[2])
-                rings[name] = ring.at[:, own, places].set(ring[:, own, sources], mode="drop")
-        return state.with_ring(group, **rings)
+        """Moves the records of a path together, too."""
+        return move_records(super().commit(state, group, rows, model), group, rows)
 
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model

@@ -30,7 +30,7 @@ from hybrid_jax.engine.mixers.mixer import (
     Windowed,
     WindowPlan,
 )
-from hybrid_jax.engine.rings import put_row, ring_bits, slice_tokens
+from hybrid_jax.engine.rings import move_records, ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.layers.cut import CutInput, MixerInput, size_of
 from hybrid_jax.state import Model, State, from_bits
@@ -190,27 +190,10 @@ class Replay(WithColumns[Spec]):
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Moves the records of a path together, too."""
         state = super().commit(state, group, rows, model)
-        if rows.path is None or rows.start is None:
-            return state
-        sources, targets, moves = rows.moves()
-        targets = rows.start[:, None] + jnp.where(moves, targets, sources)
-        sources = rows.start[:, None] + sources
-        (num_rows, parts), rings = sources.shape, dict(state.rings[group])
         # `rings.write_window` has read the records that it wrote, to write the columns after them. These writes must
         # come later, or XLA would keep a copy.
-        zero = frames.zero_after(state, rings["conv"]) if "conv" in rings else 0
-
-        def move(i, ring):
-            b, part = i // parts, i % parts
-            size = (ring.shape[0], 1, 1, ring.shape[3])
-            record = jax.lax.dynamic_slice(ring, (0, b, sources[b, part], 0), size)
-            return put_row(ring, record, b, targets[b, part])
-
-        for name in rings:
-            if name != "conv":
-                count = num_rows * parts + zero
-                rings[name] = jax.lax.fori_loop(zero, count, move, rings[name])
-        return state.with_ring(group, **rings)
+        written = [ring for name, ring in state.rings[group].items() if name == "conv"]
+        return move_records(state, group, rows, after=written)
 
     def chunk(
         self,
