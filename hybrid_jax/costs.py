@@ -47,8 +47,10 @@ class Costs:
         flops_per_token: of everything that does not depend on how much context there is.
         flops_per_key: of attention, for every key that a query sees, all layers together.
         windows: (tokens, flops_per_key) of the attention layers whose queries see so many tokens at most.
-        kv_bytes: K and V of one token, all layers.
+        kv_bytes: K and V of one token, all layers but those in `windowed_bytes`.
         checkpoint_bytes: one recurrent state, all layers; 0 for a model without.
+        windowed_bytes: (tokens, bytes of each) of layers with a window. A resume point keeps the K and V of so many
+            tokens above it.
 
     Example:
         >>> costs = Costs(flops_per_token=10, flops_per_key=2, kv_bytes=64, checkpoint_bytes=1000)
@@ -61,6 +63,7 @@ class Costs:
     kv_bytes: int
     checkpoint_bytes: int
     windows: tuple[tuple[int, float], ...] = ()
+    windowed_bytes: tuple[tuple[int, int], ...] = ()
 
     def flops(self, end: int, start: int = 0) -> float:
         """FLOPs to process tokens `start .. end` of a sequence whose earlier tokens are cached."""
@@ -69,6 +72,14 @@ class Costs:
         for window, flops in self.windows:
             total += flops * (_windowed(end, window) - _windowed(start, window))
         return total
+
+    def windowed(self, length: int) -> int:
+        """Bytes that a resume point keeps of `length` tokens above it, in layers with a window."""
+        return sum(min(window, length) * size for window, size in self.windowed_bytes)
+
+    def prefix_bytes(self, length: int) -> int:
+        """Bytes of a cached prefix with one resume point, at its end."""
+        return length * self.kv_bytes + self.checkpoint_bytes + self.windowed(length)
 
     def per_block(self, block: int) -> Costs:
         """The same costs where positions count blocks of so many tokens."""
@@ -79,6 +90,7 @@ class Costs:
             kv_bytes=block * self.kv_bytes,
             checkpoint_bytes=self.checkpoint_bytes,
             windows=tuple((max(1, w // block), block * block * f) for w, f in self.windows),
+            windowed_bytes=tuple((-(-w // block), block * size) for w, size in self.windowed_bytes),
         )
 
 
@@ -107,6 +119,7 @@ class StepCosts:
     Attributes:
         weight_bytes: read once in each step. mixtures: read as far as tokens visit them.
         row_bytes: read and written for each row, whatever its tokens. kv_bytes: read for each token of a row's context.
+        windowed_bytes: (tokens, bytes of each) that are read for the last so many tokens of a row's context.
         token_flops: of each token that a step feeds, logits included.
         flops_per_byte: FLOPs that a device does while it reads one byte.
         overlaps: it reads while it computes, so the longer of both counts, not the sum.
@@ -127,6 +140,7 @@ class StepCosts:
     flops_per_byte: float
     overlaps: bool = False
     mixtures: tuple[Mixture, ...] = ()
+    windowed_bytes: tuple[tuple[int, int], ...] = ()
     drafting: DraftingCosts | None = None
 
     def ratio(self, *, rows: int, tokens: int, context: float) -> float:
@@ -141,7 +155,8 @@ class StepCosts:
 
     def cost(self, *, rows: int, tokens: int, context: float) -> float:
         """What a step costs without drafting, in bytes that are read in the same time."""
-        read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
+        windowed = sum(min(window, context) * size for window, size in self.windowed_bytes)
+        read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes + windowed)
         read += sum(mixture.read(rows * tokens) for mixture in self.mixtures)
         computed = rows * tokens * self.token_flops / self.flops_per_byte
         return max(read, computed) if self.overlaps else read + computed
@@ -168,13 +183,23 @@ class DraftingCosts(NamedTuple):
 
 
 def frame_costs(geometry: Geometry) -> Costs:
-    """Costs that a geometry alone gives: the bytes of frames, and one FLOP a token."""
-    page = geometry.frames_per_page * geometry.frame_bytes
+    """Costs that a geometry alone gives: the bytes of frames, and one FLOP a token.
+
+    A cache keeps what a window reads above its checkpoints. Without recurrent layers a prompt may resume anywhere, and
+    the cache keeps all of a prompt.
+    """
+    groups = geometry.windowed if geometry.has_state else ()
+    page_tokens = geometry.page_tokens or 1
+    per_token = lambda frames: frames * geometry.frame_bytes // page_tokens
     return Costs(
         flops_per_token=1.0,
         flops_per_key=0.0,
-        kv_bytes=page // geometry.page_tokens if geometry.has_pages else 0,
+        kv_bytes=per_token(geometry.frames_per_page - sum(group.num_frames for group in groups)),
         checkpoint_bytes=checkpoint_bytes(geometry),
+        windowed_bytes=tuple(
+            (page_tokens * geometry.window_pages(group), per_token(group.num_frames))
+            for group in groups
+        ),
     )
 
 
@@ -186,9 +211,10 @@ def model_costs(model: ModelConfig, geometry: Geometry, *, whole: bool = False) 
             one; its last token's further way is not counted.
     """
     taken = frame_costs(geometry)
-    return token_costs(
+    found = token_costs(
         model, whole=whole, kv_bytes=taken.kv_bytes, checkpoint_bytes=taken.checkpoint_bytes
     )
+    return replace(found, windowed_bytes=taken.windowed_bytes)
 
 
 def token_costs(
@@ -275,10 +301,12 @@ def _costs_of_pass(
     """Costs of a pass through layers, of which it reads these weights."""
     mixtures = _mixtures(model, engine)
     idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
+    times = _times_read(model, _token_size)
     return StepCosts(
         weight_bytes=_bytes(read, engine.dtype) - idle,
         row_bytes=int(STATE_READS * costs.checkpoint_bytes * _times_read(model, _state_size)),
-        kv_bytes=int(costs.kv_bytes * _times_read(model, _token_size)),
+        kv_bytes=int(costs.kv_bytes * times),
+        windowed_bytes=tuple((w, int(size * times)) for w, size in costs.windowed_bytes),
         token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
         flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,
         overlaps=not on_cpu,

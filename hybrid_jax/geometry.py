@@ -185,6 +185,19 @@ class Geometry:
         """The first page of which a query at `position`, or a later one, may see something in a group's layers."""
         return max(position - group.window + 1, 0) // self.page_tokens if group.window else 0
 
+    def window_pages(self, group: PageGroup) -> int:
+        """The pages that a row reads through a group's window if it goes on at the start of a page."""
+        assert group.window, "geometry: a group without a window"
+        return -(-(group.window - 1) // self.page_tokens)
+
+    def cached_frames(self, num_tokens: int) -> int:
+        """How many frames a cached prefix takes that shares none, with the checkpoint at its end."""
+        pages, frames = self.num_pages(num_tokens), self.state_frames
+        for group in self.page_groups:
+            first = self.first_page(group, num_tokens) if self.has_state else 0
+            frames += (pages - first) * group.num_frames
+        return frames
+
     def page_frames(self, num_tokens: int) -> int:
         """How many frames the pages of a sequence take that shares none; with a window, those that it holds at once."""
         pages = self.num_pages(num_tokens)

@@ -54,6 +54,18 @@ def test_flops_of_a_part_are_those_of_the_whole_without_what_stands_before_it():
         assert costs.flops(end, start) == want
 
 
+def test_a_step_reads_no_more_of_a_row_than_its_windows_see():
+    windowed = EngineConfig(dtype="float32", grain=16, page_tokens=16, prefill_tokens=64)
+    found = {}
+    for mixer in (WINDOWED, ATTENTION):
+        config = model(MAMBA, mixer)
+        costs = model_costs(config, make_geometry(config, windowed), whole=True)
+        steps = step_costs(config, windowed, costs, on_cpu=False)
+        found[mixer] = [steps.cost(rows=64, tokens=1, context=context) for context in (0, 16, 4000)]
+    none, little, much = found[WINDOWED]
+    assert none < little == much < found[ATTENTION][2]
+
+
 def test_windows_of_equal_width_are_counted_together():
     costs = block_costs(
         [(2, WINDOWED, 16), (1, ATTENTION, 16), (3, WINDOWED, 16)], kv_bytes=0, checkpoint_bytes=0

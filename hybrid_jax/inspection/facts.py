@@ -166,10 +166,17 @@ def _fit(
 
     That is: frames (with the sink), slots for checkpoints, the longest sequence that has the arena to itself, the most
     sequences that fit together by their length, and the most cached prefixes and tokens if nothing else is in the
-    arena.
+    arena. Where a cached prefix has few pages of layers with a window, it counts with its checkpoint, and is as long as
+    can be.
     """
     frames = sizes.num_frames - 1  # the sink holds nothing
     pages = frames // geometry.frames_per_page if geometry.has_pages else 0
+    cached_tokens = pages * geometry.page_tokens
+    if geometry.windowed and geometry.has_state:
+        longest = sizes.max_model_len
+        prefixes, rest = divmod(frames, geometry.cached_frames(longest))
+        fits = largest(lambda n: geometry.cached_frames(n) <= rest, longest)
+        cached_tokens = prefixes * longest + fits
     limit = max(MAX_ROWS_SHOWN, engine.max_rows)
     rows = {n: _most_rows(geometry, n, limit, room_of) for n in _lengths(sizes.max_model_len)}
     return {
@@ -187,7 +194,7 @@ def _fit(
         ),
         "rows": {n: count for n, count in rows.items() if count},
         "cached_prefixes": frames // geometry.state_frames if geometry.has_state else 0,
-        "cached_tokens": pages * geometry.page_tokens,
+        "cached_tokens": cached_tokens,
     }
 
 

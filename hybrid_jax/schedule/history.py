@@ -42,7 +42,7 @@ class PastRequests:
             ValueError: the capacity is less than a checkpoint and its pages.
         """
         grain, costs = self.log.grain, self.blocks
-        least = costs.kv_bytes + costs.checkpoint_bytes
+        least = costs.prefix_bytes(1)
         if capacity < least:
             raise ValueError(
                 f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"

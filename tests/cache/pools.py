@@ -15,13 +15,16 @@ class Pools:
     """A tree over small pools, and a row's way of filling it."""
 
     def __init__(
-        self, page_tokens=16, needs_slots=True, num_frames=200, groups=1, policy=None, **options
-    ):
+        self, page_tokens=16, needs_slots=True, num_frames=200, groups=1, policy=None, windows=(),
+        state_frames=2, max_slots=50, **options,
+    ):  # fmt: skip
         self.frames = FrameAllocator(num_frames)
-        self.slots = SlotTable(self.frames, lengths=(2 if needs_slots else 0,), max_slots=50)
+        lengths = (state_frames if needs_slots else 0,)
+        self.slots = SlotTable(self.frames, lengths=lengths, max_slots=max_slots)
         self.groups = groups
+        store = PageHolds(self.frames, page_tokens, windows)
         self.tree = RadixTree(
-            [Tier(self.frames, self.slots, PageHolds(self.frames, page_tokens), policy)],
+            [Tier(self.frames, self.slots, store, policy)],
             grain=GRAIN,
             needs_slots=needs_slots,
             **options,

@@ -139,7 +139,7 @@ def test_without_checkpoints_nobody_looks_for_one_below_a_node(monkeypatch):
     spans = Spans(needs_slots=False)
     for last in range(8):
         spans.insert([*range(16), 20 + last])
-    monkeypatch.setattr("hybrid_jax.cache.tree.span_tree._first_checkpoints", None)
+    monkeypatch.setattr("hybrid_jax.cache.tree.span_tree.first_checkpoints", None)
     spans.tree.drop_all(spans.insert(range(30, 46)))  # the root had a second cached child
     spans.tree.check_invariants()
 

@@ -26,9 +26,9 @@ def cached(*sequences: list[int], costs: Costs = COSTS) -> SimulatedCache:
 
 
 def node_at(cache: SimulatedCache, *tokens: int):
-    length, node = cache._cached(np.array(tokens, np.int32))
-    assert length == len(tokens) and node is not None
-    return node
+    match = cache.tree.match(np.array(tokens, np.int32), least=0)
+    assert match.hit_len == len(tokens)
+    return match.node
 
 
 # 20 tokens; 5 more after them; both of the others part from them after 12.

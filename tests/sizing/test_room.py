@@ -23,6 +23,8 @@ from hybrid_jax.config import (
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.engine import this_device
 from hybrid_jax.engine.this_device import held_bytes
+from hybrid_jax.geometry import make_geometry
+from hybrid_jax.inspection.facts import model_facts
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import (
@@ -31,6 +33,7 @@ from hybrid_jax.sizing.room import (
     require_room,
 )
 from hybrid_jax.sizing.temporaries import temporary_bytes
+from tests.cache.pools import Pools
 
 ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=32, qkv_bias=True, qk_norm=True)
 MAMBA = Mamba2(num_heads=16, head_dim=32, state_size=32, proj_bias=True)
@@ -172,3 +175,29 @@ def test_a_platform_that_jax_cannot_use_is_named_with_the_remedy(monkeypatch, wa
     asked.config.jax_platforms = None
     with pytest.raises(RuntimeError, match="Unable to initialize backend"):
         this_device.first_device()
+
+
+@pytest.mark.parametrize("windows", [(20, None), (20, 300)])
+@pytest.mark.parametrize("mixers", [(MAMBA,), ()])
+def test_as_many_tokens_are_cached_as_the_facts_say(mixers, windows):
+    attention = [replace(ATTENTION, sliding_window=window) for window in windows]
+    layers = tuple(residual_layer(mixers=(mixer,)) for mixer in (*attention, *mixers))
+    config = ModelConfig(family="test", layers=layers, vocab_size=64, width=256)
+    engine = EngineConfig(memory=parse_size("24MiB"), max_model_len=640, page_tokens=16, grain=16)
+    fit, geometry = model_facts(config, engine, Device())["fit"], make_geometry(config, engine)
+    pools = Pools(
+        16, geometry.has_state, 50000, geometry.frames_per_page, max_slots=500,
+        windows=[(part.window, part.frames) for part in geometry.windowed],
+        state_frames=geometry.state_frames,
+    )  # fmt: skip
+    prefixes, rest = divmod(fit["cached_tokens"], 640)
+    for number in range(prefixes):
+        pools.insert([number, *range(639)])
+    assert prefixes > 1
+    held = pools.frames.num_held
+    for length, fits in ((rest // 16 * 16, True), (rest // 16 * 16 + 16, False)):
+        before = pools.frames.num_held
+        if length:
+            pools.insert([prefixes + length, *range(length - 1)])
+        taken = held + pools.frames.num_held - before
+        assert (taken < fit["num_frames"]) == fits

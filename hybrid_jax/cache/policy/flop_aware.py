@@ -126,9 +126,7 @@ def whole_prefix_efficiency(node: Node, costs: Costs, tier: int = ARENA) -> floa
 
     The slip in its feed-forward term is left out; it changes hit rates by less than half a point.
     """
-    return saved_flops(node, costs, tier) / max(
-        1, costs.checkpoint_bytes + node.end * costs.kv_bytes
-    )
+    return saved_flops(node, costs, tier) / max(1, costs.prefix_bytes(node.end))
 
 
 def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:

@@ -24,7 +24,8 @@ class SimulatedCache:
     """A prefix cache in request order: a request is finished and cached before the next is looked up.
 
     Args:
-        costs: bytes of a token and of a checkpoint.
+        costs: bytes of a token and of a checkpoint. What windows read above a checkpoint, down to the next one, counts
+            as a part of it.
         capacity: bytes, never exceeded.
         policy: orders what may be evicted.
         grain: tokens between resume points; 1 makes every position one.
@@ -95,19 +96,20 @@ class SimulatedCache:
 
     def _store(self, tokens: np.ndarray) -> None:
         """Caches a prefix with a checkpoint at its end, if that fits."""
-        if self._bytes(len(tokens)) > self.capacity:
+        if self.costs.prefix_bytes(len(tokens)) > self.capacity:
             return
         while True:
-            cached_len, end = self._cached(tokens)
-            if end is not None:
+            match = self.tree.match(tokens, least=0)
+            if match.hit_len == len(tokens):
                 break
-            missing = len(tokens) - cached_len
+            missing = len(tokens) - match.cached_len
             needed = missing * self.costs.kv_bytes + self.costs.checkpoint_bytes
+            needed += self.costs.windowed(len(tokens) - match.hit_len)
             if needed <= self.budget.num_free:
                 break
             if not self.tree.make_room(needed):
                 return
-        self._fill(tokens, end)
+        self._fill(tokens, match)
 
     def _weigh(self, end_node: Node, match: Match, whole: np.ndarray) -> None:
         """Caches what is new in the request's own memory, then evicts what is worth least, old or new."""
@@ -125,28 +127,23 @@ class SimulatedCache:
             if costs.checkpoint_bytes and branch >= match.hit_len + self._least_branch
             else []
         )
-        ends = [n for n in [*ends, last] if self._bytes(n) <= self.capacity]
-        self.budget.lend(self._bytes(len(whole)) + costs.checkpoint_bytes)
+        ends = [n for n in [*ends, last] if costs.prefix_bytes(n) <= self.capacity]
+        branch_bytes = costs.checkpoint_bytes + costs.windowed(len(whole))
+        self.budget.lend(costs.prefix_bytes(len(whole)) + branch_bytes)
         for position in ends:
-            self._fill(whole[:position], self._cached(whole[:position])[1])
+            self._fill(whole[:position], tree.match(whole[:position], least=0))
         tree.make_room(0)
         self.budget.settle()
         tree.conclude(end)
 
-    def _cached(self, tokens: np.ndarray) -> tuple[int, Node | None]:
-        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-        match = self.tree.match(tokens, least=0)
-        return match.cached_len, match.node if match.hit_len == len(tokens) else None
-
-    def _bytes(self, length: int) -> int:
-        return length * self.costs.kv_bytes + self.costs.checkpoint_bytes
-
-    def _fill(self, tokens: np.ndarray, end: Node | None) -> None:
-        """Caches a prefix that fits, or counts it as just used where it stands."""
-        if end is not None:
-            self.tree.touch(end)
+    def _fill(self, tokens: np.ndarray, match: Match) -> None:
+        """Caches a prefix that fits, or counts it as just used where it stands; `match` is of all its tokens."""
+        if match.hit_len == len(tokens):
+            self.tree.touch(match.node)
             return
-        slot = self._slots.allocate() if self.costs.checkpoint_bytes else 0
+        slot = 0
+        if self.costs.checkpoint_bytes:
+            slot = self._slots.allocate(self.costs.windowed(len(tokens) - match.hit_len))
         self.tree.fill(tokens, range(len(tokens)), slot)
         if slot:
             self._slots.release(slot)
@@ -155,7 +152,7 @@ class SimulatedCache:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
         self.tree.check_invariants()
         held, tokens = self._slots.num_held, self.tree.arena.pages.num_frames
-        taken = tokens * self.costs.kv_bytes + held * self.costs.checkpoint_bytes
+        taken = tokens * self.costs.kv_bytes + self._slots.num_bytes
         used, peak = self.budget.used, self.budget.peak
         agree(
             "simulated cache",

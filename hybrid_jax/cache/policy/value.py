@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hybrid_jax.cache.pools.pages import NOWHERE
 from hybrid_jax.cache.tree.node import ARENA, Node
+from hybrid_jax.cache.tree.span_tree import first_checkpoints
 from hybrid_jax.costs import Costs
 
 
@@ -77,15 +79,23 @@ def saved_tokens(node: Node, tier: int = ARENA) -> int:
 def freed_bytes(node: Node, costs: Costs, tier: int = ARENA) -> int:
     """Bytes that evicting this node from a tier gives back: the checkpoint alone inside a path, at its end pages too.
 
-    Together with an end go the pages above it that no other checkpoint needs.
+    Together with an end go the pages above it that no other checkpoint needs. With a checkpoint go the pages that only
+    its windows read.
     """
     checkpoint = costs.checkpoint_bytes if node.has_checkpoint(tier) else 0
-    if node.held[tier].num_children:
+    inside = node.held[tier].num_children > 0
+    if inside and not costs.windowed_bytes:
         return checkpoint
     top = node
     while costs.checkpoint_bytes and _useless_without(top.above, tier):
         top = top.above
-    return checkpoint + (node.end - top.start) * costs.kv_bytes
+    pages = 0 if inside else (node.end - top.start) * costs.kv_bytes
+    if checkpoint and costs.windowed_bytes:
+        below = min((end.end for end in first_checkpoints(node, tier)), default=NOWHERE)
+        for window, size in costs.windowed_bytes:
+            first, last = max(node.end - window, top.start), min(node.end, below - window)
+            pages += max(last - first, 0) * size
+    return checkpoint + pages
 
 
 def _useless_without(node: Node, tier: int) -> bool:

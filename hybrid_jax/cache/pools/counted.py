@@ -105,13 +105,14 @@ class CountedPages(PageStore):
 
 
 class CountedSlots:
-    """Checkpoints of equal size, as numbers with counted holders; 0 stands for none."""
+    """Checkpoints as numbers with counted holders; 0 stands for none."""
 
     num_free = 1 << 62  # what runs out is the budget
 
     def __init__(self, budget: ByteBudget, checkpoint_bytes: int):
         self._budget, self._checkpoint_bytes = budget, checkpoint_bytes
         self._holders: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
         self._last = 0
 
     @property
@@ -119,15 +120,24 @@ class CountedSlots:
         """Checkpoints that somebody holds."""
         return len(self._holders)
 
-    def allocate(self) -> int:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self._sizes.values())
+
+    def allocate(self, more: int = 0) -> int:
         """A new checkpoint with one holder, the caller.
+
+        Args:
+            more: bytes that come and go with it, beside its own.
 
         Raises:
             OutOfFrames: the budget does not have its bytes.
         """
-        self._budget.take(self._checkpoint_bytes)
+        size = self._checkpoint_bytes + more
+        self._budget.take(size)
         self._last += 1
-        self._holders[self._last] = 1
+        self._holders[self._last], self._sizes[self._last] = 1, size
         return self._last
 
     def holders(self, slot: int) -> int:
@@ -143,4 +153,4 @@ class CountedSlots:
         self._holders[slot] -= 1
         if not self._holders[slot]:
             del self._holders[slot]
-            self._budget.give(self._checkpoint_bytes)
+            self._budget.give(self._sizes.pop(slot))

@@ -244,7 +244,7 @@ class SpanTree:
         """Where the first checkpoint stands at a node's end or below; None for none."""
         if node.has_checkpoint(tier):
             return node.end
-        return min((below.end for below in _first_checkpoints(node, tier)), default=None)
+        return min((below.end for below in first_checkpoints(node, tier)), default=None)
 
     def give_checkpoint(self, node: Node, slot: int, tier: int = ARENA) -> None:
         """Puts a checkpoint at the end of a node in a tier that has none there."""
@@ -278,14 +278,19 @@ class SpanTree:
                 node = node.above
 
     def _rebase(self, node: Node, tier: int) -> None:
-        """Tells of the nodes below that this node's checkpoint came or went above them."""
-        for end in _first_checkpoints(node, tier):
+        """Tells of the next checkpoints below that one came or went here; with a window of the next above, too."""
+        for end in first_checkpoints(node, tier):
             self._changed(end)
+        if self.tiers[tier].pages.windows:
+            above = node.above
+            while above.parent is not None and not above.has_checkpoint(tier):
+                above = above.parent
+            self._changed(above)
 
     def _child_came_or_went(self, node: Node, tier: int) -> None:
         """Pages of a node without a checkpoint go with the end of the one path below it, if it is one."""
         if self.needs_slots and node.parent is not None and not node.has_checkpoint(tier):
-            for end in _first_checkpoints(node, tier, lone=True):
+            for end in first_checkpoints(node, tier, lone=True):
                 self._changed(end)
 
     def _drop_pages(self, node: Node, tier: int) -> None:
@@ -372,7 +377,7 @@ def _spans(node: Node, tier: int) -> Iterator[tuple[int, NodePages]]:
         node = node.parent
 
 
-def _first_checkpoints(node: Node, tier: int, *, lone: bool = False) -> Iterator[Node]:
+def first_checkpoints(node: Node, tier: int, *, lone: bool = False) -> Iterator[Node]:
     """The first nodes with a checkpoint in a tier on every path below this one.
 
     A path may have thousands of nodes: they are not joined where a policy has its points.
