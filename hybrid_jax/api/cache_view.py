@@ -267,6 +267,11 @@ class CacheView:
                     f"An earlier request had the first {known} tokens of this prompt, but it ended "
                     f"{look_up.tail} tokens after {saved}, and what comes after that is not kept"
                 )
+            case Why.GIVEN_BACK:
+                return (
+                    f"The cache had pages up to {position}, but not all that layers with a sliding window read there, "
+                    "because a text gives these back as it goes on. The pages of this prompt are kept"
+                )
             case Why.NO_ROOM:
                 return f"The cache had {what} at {position}, but there was no room for both that and this request"
             case Why.ASKED_FOR:

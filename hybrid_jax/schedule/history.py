@@ -123,6 +123,7 @@ class History:
             prompt=sequence.prompt,
             known_len=known_len,
             grain=self.log.grain,
+            needs_slots=self._tree.needs_slots,
             look_ups=self._tree.counters.lookups,
             policy=self._policy,
         )

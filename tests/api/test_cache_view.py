@@ -88,6 +88,10 @@ def told(why, *, hit_len=32, match_len=100, **more):
             "beginning, and what comes after that is not kept",
         ),
         (
+            told(Why.GIVEN_BACK, position=96),
+            f"{MOST}. The cache had pages up to 96, but not all that layers with a sliding window read there, because",
+        ),
+        (
             told(Why.NO_ROOM, position=96),
             f"{MOST}. The cache had state at 96, but there was no room for both that and this request",
         ),

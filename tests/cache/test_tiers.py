@@ -153,8 +153,9 @@ def test_what_another_tier_still_has_is_not_lost():
     assert [loss.position for loss in tiers.node(A).losses] == [32]
     match = tiers.match([*A, 99])
     said = look_up_result(
-        match, 0, prompt=np.array([*A, 99]), known_len=32, grain=GRAIN, look_ups=1, policy="lru"
-    )
+        match, 0, prompt=np.array([*A, 99]), known_len=32, grain=GRAIN, needs_slots=True,
+        look_ups=1, policy="lru",
+    )  # fmt: skip
     assert (said.why, said.position) == (Why.EVICTED, 32)
 
 

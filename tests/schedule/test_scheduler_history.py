@@ -9,7 +9,7 @@ import pytest
 from hybrid_jax.cache.policy.request_log import RequestLog, block_hashes
 from hybrid_jax.cache.policy.tuner import ALPHAS
 from hybrid_jax.cache.tree.node import Why
-from tests.schedule.simulated_engine import Engine, tokens_of
+from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 
 
 def asked(engine, prompt, **options):
@@ -40,6 +40,38 @@ def test_a_prefix_that_no_checkpoint_was_made_for_is_named():
     assert found.position == 64
     third = asked(engine, prompt[:70] + tokens_of(random.Random(2), 60))
     assert third.hit_len == 64  # the second one left it
+
+
+@pytest.mark.parametrize("window", [40, None])
+def test_pages_that_a_text_gave_back_behind_a_window_are_named(window):
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=(None, window))
+    engine, prompt = Engine.make(geometry=geometry), tokens_of(random.Random(0), 100)
+    asked(engine, prompt, max_tokens=300, stop_ids=())
+    text = prompt + engine.requests["r0"].output
+    early = text[:260] + tokens_of(random.Random(1), 20)
+    found = asked(engine, early)
+    if window is None:
+        assert (found.why, found.hit_len) == (Why.COMPLETE, 256)
+        return
+    assert (found.why, found.position) == (Why.GIVEN_BACK, 256)
+    assert found.hit_len == 96 and found.match_len >= 260
+    assert asked(engine, early).why is Why.COMPLETE  # it has left them
+    late = asked(engine, text + [3])
+    assert (late.why, late.hit_len) == (Why.COMPLETE, 384)
+
+
+def test_what_is_evicted_beyond_pages_that_were_given_back_counts_as_evicted():
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=(None, 40))
+    engine, prompt = Engine.make(geometry=geometry), tokens_of(random.Random(0), 100)
+    tree = engine.scheduler.memory.tree
+    asked(engine, prompt, max_tokens=300, stop_ids=())
+    text = prompt + engine.requests["r0"].output
+    node = tree.match(np.array(text)).reached
+    tree.boundary(node, 256)
+    tree.policy.discard(node)
+    tree._evict(node)
+    found = asked(engine, text + [3])
+    assert (found.why, found.position) == (Why.EVICTED, 384) and found.hit_len < 256
 
 
 @pytest.mark.parametrize("policy", ["lru", "adaptive"])

@@ -258,6 +258,7 @@ class Why(Enum):
     ENDED = "ended"  # an earlier sequence had more of the prompt, but ended before that was saved
     EVICTED = "evicted"
     TAKEN_BACK = "taken back"  # by the request that wrote it, to overwrite it
+    GIVEN_BACK = "given back"  # pages of layers with a window, by a text that went on past them
     NO_ROOM = "no room"
     ASKED_FOR = "asked for"  # the request itself needs the rest of its prompt computed
 
@@ -294,6 +295,7 @@ def look_up_result(
     prompt: np.ndarray,
     known_len: int,
     grain: int,
+    needs_slots: bool,
     look_ups: int,
     policy: str,
 ) -> LookUp:
@@ -304,6 +306,7 @@ def look_up_result(
         hit_len: tokens that are skipped in the end.
         prompt: int32[n] all of it.
         known_len: tokens that were known before the prompt came.
+        needs_slots: as in the tree. Without, a prompt may resume wherever there are all pages that are read there.
         look_ups: prompts looked up so far, this one included.
         policy: its name.
     """
@@ -314,7 +317,9 @@ def look_up_result(
     known_len = max([known_len, match.cached_len, *(loss.position for loss in losses)])
     ending, ended_len = _longest_ending(path, match.match_len, prompt)
     reach = min(max(known_len, ended_len) // grain * grain, possible)
-    between = [loss for loss in losses if hit_len < loss.position <= reach]
+    # Down to here there are pages, if perhaps not those of layers with a window.
+    paged = 0 if needs_slots else min(match.cached_len // grain * grain, possible)
+    between = [loss for loss in losses if max(hit_len, paged) < loss.position <= reach]
     found = LookUp(
         match_len=max(known_len, ended_len), hit_len=hit_len, why=Why.NEVER_SEEN, policy=policy
     )
@@ -327,6 +332,8 @@ def look_up_result(
         why = Why.TAKEN_BACK if loss.taken_back else Why.EVICTED
         ago = look_ups - 1 - loss.look_up
         return replace(found, why=why, position=loss.position, ago=ago, pages=loss.pages)
+    if paged > hit_len:
+        return replace(found, why=Why.GIVEN_BACK, position=paged)
     if reach > hit_len and (ending is None or known_len // grain * grain > hit_len):
         return replace(found, why=Why.NOT_ADMITTED, position=reach)
     if reach > hit_len and ending is not None:
