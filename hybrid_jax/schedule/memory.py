@@ -353,7 +353,10 @@ class Memory:
 
     def _keeps_present(self, sequence: Sequence) -> bool:
         """Whether the text of a decoding sequence may yet end before its next checkpoint."""
-        planned = sequence.slot != sequence.real_slot or sequence.kept_slot
+        # A plan in flight that may fold has said where to, perhaps into the present slot. By the ring the device knows
+        # whether it has folded, and then reads what the plan at hand names: that must be the same slot.
+        folds = self.geometry.checkpoint(sequence.position) > sequence.real_checkpoint
+        planned = folds or sequence.slot != sequence.real_slot or sequence.kept_slot
         return sequence.phase is Phase.DECODE and sequence.may_be_cut and not planned
 
     def _has_other_slot(self, sequence: Sequence) -> bool:

@@ -77,6 +77,28 @@ def test_random_traffic_gives_plain_tokens(plain_of):
     assert not [name for name in wanted if not seen[name]], seen
 
 
+def test_drafts_of_texts_that_a_stop_string_may_cut(plain_of):
+    """Such a row keeps its checkpoint longer, while two plans in flight together reach past a grain."""
+    name = "bamba"
+    config, params = load(name)
+    settings = replace(SETTINGS, speculation=SpeculationConfig(num_tokens=7, adaptive=False))
+    prompts = [random_prompt(n, n, config.vocab_size) for n in (20, 33, 40)]
+    jobs = [Job(prompt=prompt, max_tokens=150, stop=("x",)) for prompt in prompts]
+    planted, rng = Planted(), np.random.default_rng(0)
+    with planting(planted), one_shape(64, decode_rows=(1,)):
+        engine = make_engine(config, params, settings, room=AMPLE)
+        poison = Poison(engine)
+        for share in (1.0, 0.2, 0.0):
+            run = drive(engine, jobs, poison)
+            assert plain_of(name).mismatches(run.requests) == []
+            for prompt, output in zip(prompts, run.outputs, strict=True):
+                planted.outputs[prompt] = with_mistakes(output, rng, share)
+            engine.reset_prefix_cache()
+            poison.spread()
+        assert came(run)[7] and run.moved["folds_to_new"] and run.moved["folds_in_place"]
+        engine.close()
+
+
 EXACT = replace(SETTINGS, exact=True, prefill_tokens=64)
 
 

@@ -68,6 +68,20 @@ def test_random_traffic_in_every_mode(exact, cache, steps):
         random_traffic(seed, engine, turns=60)
 
 
+@pytest.mark.parametrize("drafts", [3, 4, 7])
+def test_a_checkpoint_stays_where_a_plan_in_flight_puts_it(drafts):
+    """Two plans reach past a grain, so the first may fold into the slot that the second would like to keep."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        engine = Engine.make(
+            geometry=make_geometry(kind="hybrid"), num_frames=200, max_slots=30, max_rows=2,
+            max_model_len=340, vocab=200, steps_per_dispatch=8,
+            speculation=SpeculationConfig(num_tokens=drafts, adaptive=False),
+            keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
+        )  # fmt: skip
+        random_traffic(seed, engine, turns=30, stop="x")
+
+
 @pytest.mark.parametrize(
     ("kind", "page_tokens", "num_frames"),
     [("hybrid", 16, 62), ("hybrid", 128, 13), ("attention", 64, 16), ("recurrent", 0, 40)],
@@ -87,7 +101,7 @@ def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, num_frames,
             max_model_len=340, vocab=200, steps_per_dispatch=steps, speculation=speculation,
             keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
         )  # fmt: skip
-        random_traffic(seed, engine, turns=60)
+        random_traffic(seed, engine, turns=60, stop="x" if seed % 2 else None)
         for name, count in {**engine.counters, **engine.device.events}.items():
             total[name] = total.get(name, 0) + count
     fired = ["rows behind their plan", "cache_hits", "inert rows", "forks"]

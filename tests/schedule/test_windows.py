@@ -58,14 +58,14 @@ def test_random_traffic_in_every_mode(exact, cache):
 @pytest.mark.parametrize(("kind", "page_tokens", "windows"), FORMS)
 def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, windows):
     geometry = make_geometry(kind=kind, page_tokens=page_tokens, windows=windows)
-    for seed, drafts in ((0, 4),):
+    for seed, drafts, stop in ((0, 4, None), (1, 7, "x")):
         rng = random.Random(seed)
         engine = Engine.make(
             geometry=geometry, num_frames=geometry.row_frames(340) * 4 // 3, max_model_len=340,
             vocab=200, speculation=SpeculationConfig(num_tokens=drafts, adaptive=False),
             keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
         )  # fmt: skip
-        random_traffic(seed, engine, turns=40)
+        random_traffic(seed, engine, turns=25, stop=stop)
 
 
 def frames_held(prompt_len, output_len, *, kind="attention", windows=(50, 90)):
