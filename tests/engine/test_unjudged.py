@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, SpeculationConfig
+from hybrid_jax.config import XLA, EngineConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models import decoder
@@ -59,7 +59,7 @@ def both(model, request: Request) -> tuple[np.ndarray, np.ndarray]:
     tokens = jnp.array([[*request.prompt, *request.output]])
     valid, mix = decoder.whole_sequences(tokens, jnp.array([tokens.shape[1]]))
     stack = ExitStack(params, config)
-    early = stack.logits(stack.through(tokens, None, valid, mix, "xla"), "xla")
+    early = stack.logits(stack.through(tokens, None, valid, mix, XLA), XLA)
     late = decoder.forward(params, tokens, config)
     return tuple(np.asarray(x)[0, begin:-1] for x in (late, early))
 
