@@ -59,7 +59,7 @@ def both(model, request: Request) -> tuple[np.ndarray, np.ndarray]:
     tokens = jnp.array([[*request.prompt, *request.output]])
     valid, mix = decoder.whole_sequences(tokens, jnp.array([tokens.shape[1]]))
     stack = ExitStack(params, config)
-    early = stack.logits(stack.through(tokens, None, valid, mix, XLA), XLA)
+    early = stack.logits(stack.through(tokens, None, valid, mix, XLA))
     late = decoder.forward(params, tokens, config)
     return tuple(np.asarray(x)[0, begin:-1] for x in (late, early))
 
