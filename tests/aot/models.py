@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import (
+    MLP,
     PALLAS,
     Attention,
     EngineConfig,
@@ -69,6 +70,16 @@ def mixture(layers: str = "MM*") -> ModelConfig:
         layers=tuple(residual_layer(mixers=(mixers[letter],), mlp=experts) for letter in layers),
         tie_embeddings=True,
     )
+
+
+def smallest() -> ModelConfig:
+    """A Mamba-2 layer and an attention layer, each followed by an MLP, as small as the kernels take them."""
+    mixers = (
+        Mamba2(num_heads=8, head_dim=64, state_size=128),
+        Attention(num_heads=4, num_kv_heads=2, head_dim=64),
+    )
+    layers = tuple(residual_layer(mixers=(mixer,), mlp=MLP(width=512)) for mixer in mixers)
+    return ModelConfig(family="bamba", width=256, vocab_size=2048, layers=layers)
 
 
 def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:

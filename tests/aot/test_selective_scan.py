@@ -57,9 +57,11 @@ def test_a_window_in_place(tokens, keeps, tree, parts):
     ring = spec((LAYERS, ROWS + 1, tokens + 1 if keeps else 1, CHANNELS * SIZE), f32)
 
     def window(*given):
-        *others, loads, ancestors = given
-        arrays = SelectiveWindow(*others, loads if tokens == 32 else None, None)
-        arrays = arrays._replace(ancestors=ancestors if tree else None)
+        arrays = SelectiveWindow(*given)
+        arrays = arrays._replace(
+            loads=arrays.loads if tokens == 32 else None,
+            ancestors=arrays.ancestors if tree else None,
+        )
         return selective_window(arrays, layer=1, first_frame=2, keeps=keeps)
 
     compiled = compile_for_h200(

@@ -27,7 +27,7 @@ bf16, f32, int32, uint16, uint32 = map(
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 8192), (4, 1000)])
 def test_a_chunk(rows, tokens, dtype):
     compiled = compile_for_h200(
-        lambda *given: short_conv(*given[:3], None, given[3]),
+        lambda BCx, history, weight, lengths: short_conv(BCx, history, weight, None, lengths),
         spec((rows, tokens, 3 * CHANNELS), dtype),
         spec((rows, TAPS - 1, CHANNELS), dtype),
         spec((TAPS, CHANNELS), dtype),

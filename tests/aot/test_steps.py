@@ -25,10 +25,11 @@ from tests.aot.models import (
     mixture,
     prefill_step,
     side_by_side,
+    smallest,
     verify_step,
     window_step,
 )
-from tests.drawing import EVERYTHING, left_to_all
+from tests.drawing import EVERYTHING, left_to_all, spine
 
 NO_TRITON = jax_triton.why_unavailable()
 FRAME_BYTES = 4 * 65536
@@ -84,6 +85,21 @@ def prefill(
     return compiled_step(
         prefill_step, config, rows=rows, chunk=tokens, num_frames=num_frames, scan=scan
     )
+
+
+@spine
+def test_a_small_decode_step_runs_each_kernel_once_for_each_of_its_blocks_and_copies_nothing():
+    step, specs = decode_step(smallest(), rows=4, num_frames=FRAMES, tokens=512)
+    compiled = compile_for_h200(step, *specs, donate=(1,))
+    once = ("causal_conv_window", "ssd_window", "ssd_fold", "gated_rmsnorm")
+    for name in (*once, "append_kv", "paged_attention", "sample_tokens"):
+        assert len(compiled.named(name)) == 1, name
+    assert len(compiled.named("residual_rmsnorm")) == 4 - 1  # but the first
+    assert compiled.kinds - Counter(kCustomKernel=compiled.kinds["kCustomKernel"]) == Counter(
+        kWhile=1, kCopy=1
+    )
+    held = [specs[1].arena, *jax.tree.leaves(specs[1].rings)]
+    assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in held)
 
 
 @pytest.mark.parametrize("rows, periods", DECODES)

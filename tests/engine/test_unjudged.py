@@ -34,7 +34,8 @@ def model():
 def made(model, speculation: SpeculationConfig, **wanted) -> list[Request]:
     """What an engine makes of 4 prompts."""
     settings = EngineConfig(max_rows=4, max_model_len=128)
-    engine = Engine(*model, replace(settings, speculation=speculation))
+    config, params = model
+    engine = Engine(config, params, replace(settings, speculation=speculation))
     rng = np.random.default_rng(0)
     requests = [
         Request(

@@ -26,9 +26,11 @@ def inputs(inner: int, columns: int, dtype: str):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_parts_sum_to_the_product(shape, dtype, implementation):
-    x, weight = inputs(*shape, dtype)
+    inner, columns = shape
+    x, weight = inputs(inner, columns, dtype)
     parts = product(x, weight, implementation=implementation)
-    assert parts.dtype == jnp.float32 and parts.shape == (num_parts(*shape, NUM_SMS), shape[1])
+    want_shape = num_parts(inner, columns, NUM_SMS), columns
+    assert parts.dtype == jnp.float32 and parts.shape == want_shape
     want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
     error = np.abs(np.asarray(parts, np.float64).sum(0) - want).max()
     assert (

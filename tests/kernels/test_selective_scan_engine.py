@@ -49,9 +49,9 @@ def run_window(case: EngineCase, inputs: dict, implementation: str) -> list[np.n
 
 
 def states(inputs: dict, arena: jax.Array, frames: jax.Array) -> jax.Array:
-    sizes = inputs["A_log"].shape
-    own = layer_frames(frames, FIRST_FRAME, *sizes, arena.shape[1])
-    return read_states(arena, own, jnp.ones(len(frames), bool), *sizes)
+    channels, size = inputs["A_log"].shape
+    own = layer_frames(frames, FIRST_FRAME, channels, size, words=arena.shape[1])
+    return read_states(arena, own, jnp.ones(len(frames), bool), channels, size)
 
 
 def exist(tokens: int, lengths, first=0) -> np.ndarray:
