@@ -24,8 +24,8 @@ spine = pytest.mark.spine
 NOTHING = "nothing to check"
 # Tests of which a run takes few cases.
 FEW_CASES = (
-    *("aot", "kernels", "engine/test_sampling_groups.py", "schedule/test_scheduler_traffic.py"),
-    *("schedule/test_windows.py", "cli/test_cli.py"),
+    *("aot", "kernels", "schedule/test_scheduler_traffic.py", "schedule/test_windows.py"),
+    *("cli/test_cli.py",),
 )
 
 

@@ -14,7 +14,7 @@ from hybrid_jax.config import XLA, SpeculationConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.steps.verify import Window, judge
 from tests.drawing import left_to_all
-from tests.engine.sampling_rows import softmax
+from tests.kernels.sampling_rows import softmax
 
 VOCABULARY, ROWS, DRAWS = 16, 2048, 100_000
 UNLIKELY = 1e-4  # what chance alone would rarely exceed

@@ -22,8 +22,8 @@ from hybrid_jax.models import decoder
 from hybrid_jax.schedule.request import Request
 from pallas_kernels.token_sampling.numbers import token_noise
 from pallas_kernels.token_sampling.xla import keep_likely
-from tests.engine.sampling_rows import arrays_of
 from tests.exactness.jobs import Job
+from tests.kernels.sampling_rows import arrays_of
 
 # Executables may differ in the last bits. A token may differ only where the definition finds it within
 # this much of its own choice, in logits over temperature plus noise.

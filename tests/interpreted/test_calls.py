@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import jax_triton
+from tests.drawing import spine
 
 try:
     import triton
@@ -26,6 +27,7 @@ def add_and_multiply(x, y, product, size: tl.constexpr, block: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint16"])
+@spine("float32")
 def test_in_place_and_an_output(dtype):
     x = jnp.arange(100).astype(dtype)
 

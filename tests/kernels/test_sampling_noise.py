@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.token_sampling.numbers import noise_keys, token_noise
-from tests.engine.sampling_rows import choose, kept_by_sorting, rows, softmax
+from tests.kernels.sampling_rows import choose, kept_by_sorting, rows, softmax
 
 
 def test_noise_depends_on_seed_sample_and_position_alone():

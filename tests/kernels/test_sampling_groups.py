@@ -17,7 +17,7 @@ from pallas_kernels.token_sampling.xla import (
     mass_of_all,
     score,
 )
-from tests.engine.sampling_rows import arrays_of, choose, keep, rows
+from tests.kernels.sampling_rows import arrays_of, choose, keep, rows
 
 
 @pytest.mark.parametrize(
