@@ -367,21 +367,21 @@ Mixer = Attention | RecurrentMixer
 FeedForward = MLP | MoE
 
 
-def source_of(block: Mixer | FeedForward) -> Source:
+def source_of(part: Mixer | FeedForward) -> Source:
     """What a mixer's keys and values, or its state, are made of; kinds without a form after a cut do not say."""
-    return getattr(block, "source", "own")
+    return getattr(part, "source", "own")
 
 
-def is_feed_forward(block: object) -> bool:
+def is_feed_forward(part: object) -> bool:
     """Whether each token goes through it alone."""
-    return getattr(block, "feed_forward", False)
+    return getattr(part, "feed_forward", False)
 
 
-def is_mixer(block: Mixer | FeedForward) -> TypeGuard[Mixer]:
+def is_mixer(part: Mixer | FeedForward) -> TypeGuard[Mixer]:
     """Whether it mixes tokens."""
-    return not is_feed_forward(block)
+    return not is_feed_forward(part)
 
 
-def keeps_pages(block: object) -> bool:
+def keeps_pages(part: object) -> bool:
     """Whether a mixer keeps an entry of every token, in pages. All others keep a state."""
-    return getattr(block, "pages", False)
+    return getattr(part, "pages", False)

@@ -118,9 +118,9 @@ def why_unsupported(
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
             reasons.append(kind.why_unsupported(spec, geometry, engine))
-    for block, _ in config.parts:
-        if isinstance(block, MoE):
-            reasons.append(experts_unsupported(block.num_experts))
+    for part, _ in config.parts:
+        if isinstance(part, MoE):
+            reasons.append(experts_unsupported(part.num_experts))
     return _first(reasons)
 
 
