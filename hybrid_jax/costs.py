@@ -15,18 +15,17 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     EngineConfig,
+    Layer,
     ModelConfig,
     MoE,
     RecurrentMixer,
     source_of,
 )
 from hybrid_jax.config.arrays import ITEM_BYTES
-from hybrid_jax.geometry import (
-    Geometry,
-    checkpoint_bytes,
-)
+from hybrid_jax.geometry import Geometry, checkpoint_bytes
 from hybrid_jax.kinds.kind import RecurrentKind, Weights, all_weights
-from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
+from hybrid_jax.kinds.mlp import experts_of
+from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, uses, written_columns
 
 # FLOPs that a device does while it reads a byte: two cores, as measured; and a Hopper card in bfloat16, if products of
 # few rows reach two fifths of its peak, 400 TFLOP/s beside 4.3 TB/s.
@@ -221,7 +220,8 @@ def token_costs(
     model: ModelConfig, *, whole: bool, kv_bytes: int = 0, checkpoint_bytes: int = 0
 ) -> Costs:
     """Costs of a model's tokens, with the given bytes of what the cache takes; `whole` as for `model_costs`."""
-    blocks = [(1, *block) for block in (model.parts if whole else model.prompt_parts)]
+    layers = model.layers if whole else model.layers[: model.cut]
+    blocks = [(1, *use) for use in uses(model, layers)]
     found = block_costs(blocks, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
     beside = _entry_flops(model) + written_flops(model, whole=whole)
     return replace(found, flops_per_token=found.flops_per_token + beside)
@@ -250,19 +250,19 @@ def _entry_flops(model: ModelConfig) -> int:
 
 
 def block_costs(
-    blocks: Sequence[tuple[int, Block, int]], *, kv_bytes: int, checkpoint_bytes: int
+    blocks: Sequence[tuple[int, Block, Weights]], *, kv_bytes: int, checkpoint_bytes: int
 ) -> Costs:
     """Costs of a stack of blocks.
 
     Args:
-        blocks: how many, which, and the width of their residual stream.
+        blocks: how many, which, and the weights that their tokens are multiplied with.
         kv_bytes, checkpoint_bytes: what the cache takes for a token and a state.
     """
     windows: dict[int, float] = {}
     per_token = per_key = 0.0
-    for count, block, width in blocks:
+    for count, block, tree in blocks:
         kind = kind_of(block)
-        per_token += count * (2 * kind.active_weights(block, width) + kind.recurrence_flops(block))
+        per_token += count * (2 * kind.active_weights(block, tree) + kind.recurrence_flops(block))
         flops = count * kind.key_flops(block)
         entry = kind.entry(block)
         if entry is None or entry.window is None:
@@ -282,7 +282,19 @@ def step_costs(
     model: ModelConfig, engine: EngineConfig, costs: Costs, *, on_cpu: bool
 ) -> StepCosts:
     """Costs of a model's decode steps on a kind of device; `costs` are those of tokens that go through all layers."""
+    model = _unshared(model)
     return _costs_of_pass(model, _read_in_step(model), engine, costs, on_cpu)
+
+
+def _unshared(model: ModelConfig) -> ModelConfig:
+    """The model with weights of its own for each block: a step reads shared ones at each use."""
+
+    def own(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        blocks = [[replace(block, weights=None) for block in layer.blocks] for layer in layers]
+        return tuple(Layer(blocks=tuple(each)) for each in blocks)
+
+    draft = model.draft and _unshared(model.draft)
+    return replace(model, layers=own(model.layers), mtp=own(model.mtp), draft=draft)
 
 
 def _read_in_step(model: ModelConfig) -> Weights:
@@ -343,11 +355,11 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     read = _read_in_step(drafts)
     if model.mtp:  # with layers and a last norm of its own
         read |= model_weights(model)["mtp"]
-    blocks, item = drafts.parts, ITEM_BYTES[engine.dtype]
+    item = ITEM_BYTES[engine.dtype]
     states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
     costs = block_costs(
-        [(1, *block) for block in blocks],
-        kv_bytes=item * sum(kind_of(block).token_elements(block) for block, _ in blocks),
+        [(1, *use) for use in uses(drafts, drafts.layers)],
+        kv_bytes=item * sum(kind_of(block).token_elements(block) for block, _ in drafts.parts),
         checkpoint_bytes=ITEM_BYTES["float32"] * states,
     )
     entered = costs.flops_per_token + _entry_flops(model)
@@ -359,16 +371,10 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
 
 def _mixtures(model: ModelConfig, engine: EngineConfig) -> tuple[Mixture, ...]:
     found: dict[tuple[int, int], int] = {}
-    for block, width in model.parts:
+    for block, tree in uses(model, model.layers):
         if isinstance(block, MoE) and block.num_experts > block.top_k:
-            tree = kind_of(block).weights(block, width)
-            experts = [
-                replace(tree[name], format=model.matrices)
-                for name in ("up", "down", "up_bias", "down_bias")
-                if name in tree
-            ]
             key = block.num_experts, block.top_k
-            size = sum(weight.num_bytes(engine.dtype) for weight in experts)
+            size = sum(weight.num_bytes(engine.dtype) for weight in experts_of(tree))
             found[key] = found.get(key, 0) + size // block.num_experts
     return tuple(Mixture(*key, expert_bytes=size) for key, size in found.items())
 

@@ -67,9 +67,8 @@ def test_a_step_reads_no_more_of_a_row_than_its_windows_see():
 
 
 def test_windows_of_equal_width_are_counted_together():
-    costs = block_costs(
-        [(2, WINDOWED, 16), (1, ATTENTION, 16), (3, WINDOWED, 16)], kv_bytes=0, checkpoint_bytes=0
-    )
+    blocks = [(2, WINDOWED, {}), (1, ATTENTION, {}), (3, WINDOWED, {})]
+    costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
     assert costs.windows == ((5, 5 * 4 * 4 * 8),)
     assert costs.flops_per_key == 4 * 4 * 8
 

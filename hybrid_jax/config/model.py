@@ -198,20 +198,13 @@ class ModelConfig:
     @property
     def parts(self) -> list[tuple[Mixer | FeedForward, int]]:
         """The parts of all blocks of `all_layers`, each with the width of its block's input."""
-        return self._parts(self.layers) + (self.drafting.parts if self.drafting else [])
-
-    @property
-    def prompt_parts(self) -> list[tuple[Mixer | FeedForward, int]]:
-        """Those of `parts` that all tokens of a prompt go through."""
-        return self._parts(self.layers[: self.cut]) + (self.drafting.parts if self.drafting else [])
-
-    def _parts(self, layers: Sequence[Layer]) -> list[tuple[Mixer | FeedForward, int]]:
-        return [
+        own = [
             (part, block.width_in(self.width))
-            for layer in layers
+            for layer in self.layers
             for block in layer.blocks
             for part in block.parts
         ]
+        return own + (self.drafting.parts if self.drafting else [])
 
     @property
     def attention(self) -> Attention | None:

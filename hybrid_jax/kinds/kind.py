@@ -192,13 +192,25 @@ class Kind:
         """The arrays of a block, without the norm in front of it."""
         raise NotImplementedError
 
+    def weights_between(self, spec: Any, read: int, made: int) -> Weights:
+        """`weights` of a block that reads `read` channels and makes `made`."""
+        if read == made:
+            return self.weights(spec, made)
+        wide = iter(all_weights(self.weights(spec, read)))
+
+        # What is as wide as the outputs is so in its last axis.
+        def narrowed(weight: Weight) -> Weight:
+            return replace(weight, shape=(*next(wide).shape[:-1], weight.shape[-1]))
+
+        return map_weights(narrowed, self.weights(spec, made))
+
     def parts(self, spec: Any) -> Parts:
         """The parts of a mixer's projection, where it has a form after a cut."""
         raise NotImplementedError
 
-    def active_weights(self, spec: Any, width: int) -> int:
-        """How many weights one token is multiplied with."""
-        return sum(weight.size for weight in all_weights(self.weights(spec, width)))
+    def active_weights(self, spec: Any, tree: Weights) -> int:
+        """How many weights one token is multiplied with, of a tree like `weights`, in which there may be more."""
+        return sum(weight.size for weight in all_weights(tree))
 
     def recurrence_flops(self, spec: Any) -> int:
         """FLOPs of one token beside those of the weights."""

@@ -51,10 +51,9 @@ class MoEKind(Kind):
                 tree["latent_up_bias"] = Weight(shape=(width,), draw="zeros")
         return tree
 
-    def active_weights(self, spec: MoE, width: int) -> int:
-        idle = spec.num_experts - spec.top_k
-        one = _block(spec.latent_width or width, spec.width, spec)
-        return super().active_weights(spec, width) - idle * sum(w.size for w in one.values())
+    def active_weights(self, spec: MoE, tree: Weights) -> int:
+        one = sum(weight.size for weight in experts_of(tree)) // spec.num_experts
+        return super().active_weights(spec, tree) - (spec.num_experts - spec.top_k) * one
 
     def with_one_expert(self, spec: MoE) -> MoE:
         return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1)
@@ -75,6 +74,11 @@ class MoEKind(Kind):
     def xla_elements(self, spec: MoE, width: int) -> int:
         hidden, inner = _matrices(spec) * spec.width, spec.latent_width or width
         return spec.top_k * (hidden + 2 * inner) + 3 * spec.shared_width
+
+
+def experts_of(tree: Weights) -> list[Weight]:
+    """The weights of a mixture that belong to its experts."""
+    return [tree[name] for name in ("up", "down", "up_bias", "down_bias") if name in tree]
 
 
 def _matrices(spec: MLP | MoE) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from hybrid_jax.config import (
     MLP,
@@ -102,16 +103,31 @@ def model_weights(config: ModelConfig) -> Weights:
     if config.matrices not in FORMATS:
         known = ", ".join(sorted(FORMATS))
         raise ValueError(f"ModelConfig: matrices must be one of {known}, got {config.matrices!r}")
-    if config.matrices == "dense":
-        return tree
+    # A second model has a format of its own.
+    return {name: part if name == "draft" else _kept(part, config) for name, part in tree.items()}
+
+
+def uses(config: ModelConfig, layers: Sequence[Layer]) -> list[tuple[Any, Weights]]:
+    """The parts that tokens go through in some layers, and then in those that draft, each with its weights there.
+
+    If a block shares weights, its parts have those of the other block. What a block adds to them is in "changes".
+    """
+    found = [
+        (part, _kept(own | {"changes": change}, config))
+        for layer in layers
+        for block in layer.blocks
+        for part, own, change in zip(block.parts, *_parts(block, config), strict=True)
+    ]
+    return found + (uses(config.drafting, config.drafting.layers) if config.drafting else [])
+
+
+def _kept(tree: Any, config: ModelConfig) -> Any:
+    """Weights in the format in which a model keeps its matrices."""
 
     def kept(weight: Weight) -> Weight:
         return replace(weight, format=config.matrices) if weight.is_matrix else weight
 
-    # A second model has a format of its own.
-    return {
-        name: part if name == "draft" else map_weights(kept, part) for name, part in tree.items()
-    }
+    return tree if config.matrices == "dense" else map_weights(kept, tree)
 
 
 def _norm(config: ModelConfig, width: int | None = None) -> Weight | Weights:
@@ -126,7 +142,7 @@ def _layer(layer: Layer, config: ModelConfig) -> Weights:
     """The weights of a layer's blocks, side by side."""
     tree: Weights = {}
     for names, block in zip(layer.names, layer.blocks, strict=True):
-        parts = _parts(block, config)
+        parts, changes = _parts(block, config)
         if block.weights is None:
             if block.has_norm_before:
                 tree[names.norm] = _norm(config, block.width_in(config.width))
@@ -134,22 +150,15 @@ def _layer(layer: Layer, config: ModelConfig) -> Weights:
                 tree[names.after] = _norm(config)
             tree[names.parts] = parts[0] if is_alone(block) else parts
         if block.change is not None:
-            changes = _changes(parts, block.change)
             tree[names.changes] = changes[0] if is_alone(block) else changes
     return tree
 
 
-def _parts(block: Block, config: ModelConfig) -> list[Weights]:
-    """The weights of each part of a block. What a part makes is as wide as the stream, whatever it takes."""
+def _parts(block: Block, config: ModelConfig) -> tuple[list[Weights], list[Weights]]:
+    """The weights of each part of a block, and what the block adds to them."""
     width = block.width_in(config.width)
-
-    def narrowed(weight: Weight) -> Weight:
-        if weight.draw != "output":
-            return weight
-        return replace(weight, shape=(*weight.shape[:-1], config.width))
-
-    trees = [kind_of(part).weights(part, width) for part in block.parts]
-    return trees if width == config.width else [map_weights(narrowed, tree) for tree in trees]
+    parts = [kind_of(part).weights_between(part, width, config.width) for part in block.parts]
+    return parts, _changes(parts, block.change) if block.change else [{}] * len(parts)
 
 
 def _changes(parts: list[Weights], change: LowRank) -> list[Weights]:

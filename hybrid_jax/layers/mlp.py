@@ -74,4 +74,4 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
             gate = jax.nn.sigmoid(linear(flat, params["shared_gate"]).astype(jnp.float32))
             shared = (shared.astype(jnp.float32) * gate).astype(shared.dtype)
         y = y + shared
-    return y.reshape(h.shape)
+    return y.reshape(*h.shape[:-1], -1)

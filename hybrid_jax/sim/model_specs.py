@@ -96,16 +96,14 @@ def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     """A model by its config, with K, V and columns of 2 bytes an element."""
     blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.parts).items())
     kept = [(count, block) for count, block in blocks if source_of(block) != "group"]
-    costs = _costs(kept, config.width)
-    if config.cut is None:
-        return ModelSpec(name=name, about=about, costs=costs, blocks=blocks)
     both = []
     for whole in (False, True):
-        sizes = {"kv_bytes": costs.kv_bytes, "checkpoint_bytes": costs.checkpoint_bytes}
-        if whole:  # each layer reads, also what its group shares
-            every = _costs(blocks, config.width)
-            sizes = {"kv_bytes": every.kv_bytes, "checkpoint_bytes": every.checkpoint_bytes}
-        both.append(token_costs(config, whole=whole, **sizes))
+        # Each layer reads, also what its group shares.
+        sizes = _costs(blocks if whole else kept, config.width)
+        cached = {"kv_bytes": sizes.kv_bytes, "checkpoint_bytes": sizes.checkpoint_bytes}
+        both.append(token_costs(config, whole=whole, **cached))
+    if config.cut is None:
+        return ModelSpec(name=name, about=about, costs=both[0], blocks=blocks)
     about = f"{about} With a cut after layer {config.cut}."
     return ModelSpec(name=name, about=about, costs=both[0], decode=both[1])
 
@@ -121,7 +119,7 @@ def _costs(
         if isinstance(block, RecurrentMixer):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
-    stack = [(count, block, width) for count, block in blocks]
+    stack = [(count, block, kind_of(block).weights(block, width)) for count, block in blocks]
     return block_costs(stack, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
 
 

@@ -21,11 +21,9 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.costs import state_elements, weight_count
-from hybrid_jax.geometry import (
-    make_geometry,
-)
+from hybrid_jax.geometry import make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize, all_weights
-from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
+from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, uses, written_columns
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
@@ -78,6 +76,7 @@ def kernel_step_bytes(
     """
     item = ITEM_BYTES[engine.dtype]
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
+    stream += item * _beside(model)
     keys = engine.max_model_len or model.max_position
 
     def most(count: Callable[[Kind], Callable[[Any, StepSize], int]]) -> int:
@@ -124,6 +123,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     def of_row(tokens: int) -> int:
         return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.parts)
 
+    columns += _beside(model)
     decode = window * (columns + _written(model)) + 2 * copied + of_row(window)
     decode *= engine.max_rows
     rows = min(engine.max_rows, engine.prefill_tokens // engine.grain)
@@ -141,6 +141,16 @@ def _shared(mixer: RecurrentMixer, item: int) -> int:
     layout = recurrent_kind(mixer).layout(mixer)
     sizes = [ITEM_BYTES[dtype] * size for _, size, dtype in layout.records if dtype is not None]
     return item * layout.channels + sum(sizes)
+
+
+def _beside(model: ModelConfig) -> int:
+    """Elements of a token that blocks hold beside the stream and what their parts make: embeddings that are joined to
+    the stream, what is put aside, and the products that are added to those of a matrix."""
+    blocks = [block for layer in model.all_layers for block in layer.blocks]
+    joined, aside = "joined" in {b.reads for b in blocks}, None in {b.adds for b in blocks}
+    changes = [pair for _, own in uses(model, model.layers) for pair in own["changes"].values()]
+    made = max((pair["a"].shape[1] + pair["b"].shape[1] for pair in changes), default=0)
+    return (joined + aside) * model.width + made
 
 
 def _written(model: ModelConfig) -> int:

@@ -16,9 +16,12 @@ from hybrid_jax.config import (
     MLP,
     XLA,
     Attention,
+    Block,
     CacheConfig,
     EngineConfig,
     GatedDelta,
+    Layer,
+    LowRank,
     Mamba1,
     Mamba2,
     ModelConfig,
@@ -215,6 +218,19 @@ WIDE = {
     ),
     "latent": residual_layer(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
     "fixed": residual_layer(mixers=(FixedDecay(num_heads=16, value_dim=64, key_dim=48),)),
+    # Parts that make little, so that what blocks hold beside them counts.
+    "joined": Layer(
+        blocks=(
+            Block(
+                parts=(Attention(num_heads=2, num_kv_heads=1, head_dim=8),),
+                reads="joined",
+                adds=None,
+                change=LowRank(matrices=("qkv", "out"), rank=8),
+            ),
+            Block(parts=(MLP(width=8),)),
+            Block(parts=(MLP(width=8),), reads="both"),
+        )
+    ),
 }
 
 
@@ -254,6 +270,7 @@ WIDE = {
         (["latent", "mamba"], {"max_rows": 64, "exact": True}),
         (["fixed"], {"max_rows": 2, "prefill_tokens": 512}),
         (["fixed", "attention"], {"max_rows": 64, "exact": True}),
+        (["joined", "joined"], {"max_rows": 2, "prefill_tokens": 2048}),
     ],
 )
 @left_to_all(
