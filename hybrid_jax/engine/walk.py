@@ -251,8 +251,8 @@ class WindowWalk:
             made = steps.window(weights, given, self.state, place, plan, spec)
             self.written[place] = made.entries
         self.state = made.state
+        self.beside.note(normed, made.out)
         if made.awaited:
-            self.beside.note(normed, made.out)
             self.mixed = made.out
         return made.out
 

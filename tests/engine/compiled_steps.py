@@ -50,6 +50,7 @@ def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
     other shapes than M and A. D is a gated delta net, G has a gate, S caches columns alone, J and C carry their state.
     L keeps one latent vector of a token. F has fixed decays, and no convolution. R and T have S beside D and beside A.
+    V and W have a layer with a window beside A and beside L.
     | and ! are a cut; after !, each two layers share keys and values, or a state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
@@ -65,6 +66,8 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "L": (Latent(num_heads=3, head_dim=64, rank=96),),
         "F": (FixedDecay(num_heads=6, value_dim=64, key_dim=48),),
     }
+    near = replace(attention, sliding_window=100)
+    mixers |= {"V": (attention, near), "W": (near, *mixers["L"])}
     mixers |= {"R": mixers["S"] + mixers["D"], "T": mixers["S"] + mixers["A"]}
     before, sign, after = re.fullmatch(r"(\w+)([|!]?)(\w*)", pattern).groups()
     config = ModelConfig(

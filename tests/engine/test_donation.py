@@ -93,6 +93,7 @@ CASES = {
     "exact": ("MAM", "float32", "exact", 8, 32),
     "decode_side_by_side": ("PP", "float32", "decode", 8, None),
     "decode_side_by_side_attention_first": ("QQ", "float32", "decode", 8, None),
+    "decode_pages_side_by_side": ("VW", "float32", "decode", 8, None),
     "prefill_side_by_side": ("PQ", "float32", "prefill", 4, 32),
     "exact_side_by_side": ("PP", "float32", "exact", 8, 32),
     "exact_attention_first": ("AMMA", "float32", "exact", 8, 32),

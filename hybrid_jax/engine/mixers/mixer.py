@@ -244,7 +244,7 @@ class Windowed(NamedTuple):
         state: the state.
         entries: what is to be written to the layer's ring at the end of the step, by array; empty if the layer has
             written its ring itself, or has none.
-        awaited: whether writes of later layers, and those at the end of the step, wait until `out` exists.
+        awaited: whether writes at the end of the step wait until `out` exists. Those of layers beside it always do.
     """
 
     out: jax.Array
