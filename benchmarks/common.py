@@ -43,13 +43,13 @@ def run(engine: Engine, requests: list[Request]) -> float:
 
 def run_decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     """Seconds and tokens from the moment every request has tokens until the first one ends; runs to the end."""
-    count = lambda: sum(len(one.output) for one in requests)  # noqa: E731
+    count = lambda: sum(len(one.output.token_ids) for one in requests)  # noqa: E731
     for one in requests:
         engine.add(one)
-    while any(not one.output for one in requests):
+    while any(not one.output.token_ids for one in requests):
         engine.step()
     before, start = count(), time.perf_counter()
-    while all(one.finish_reason is None for one in requests):
+    while all(one.output.finish_reason is None for one in requests):
         engine.step()
     elapsed, tokens = time.perf_counter() - start, count() - before
     while engine.has_work:

@@ -175,7 +175,7 @@ class Side:
     def outputs(self) -> dict[tuple[int, ...], list[int]]:
         requests = self.requests()
         run(self.engine, requests)
-        return {tuple(one.prompt): list(one.output) for one in requests}
+        return {tuple(one.prompt): list(one.output.token_ids) for one in requests}
 
 
 def compare(name: str, sides: dict[str, Side], rounds: int, base: str) -> list[dict]:
@@ -451,7 +451,9 @@ def acceptance(name: str, engine: Engine, tokens: int) -> dict:
         for i, prompt in enumerate(texts(PROMPTS, 256))
     ]
     run(engine, requests)
-    counts = [(one.drafts.accepted_tokens, one.drafts.verifications) for one in requests]
+    counts = [
+        (one.course.drafts.accepted_tokens, one.course.drafts.verifications) for one in requests
+    ]
     drawn = np.random.default_rng(0).integers(0, PROMPTS, (1000, PROMPTS))
     accepted, windows = np.array(counts).T
     brings = 1 + accepted[drawn].sum(1) / windows[drawn].sum(1)

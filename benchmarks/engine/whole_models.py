@@ -114,7 +114,7 @@ class Ours:
     def greedy(self, prompts: np.ndarray) -> np.ndarray:
         requests = self._requests(prompts, STEPS)
         run(self.engine, requests)
-        return np.array([one.output for one in requests])
+        return np.array([one.output.token_ids for one in requests])
 
 
 class Theirs:

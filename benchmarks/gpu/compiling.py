@@ -59,7 +59,7 @@ def _serve(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
         engine.add(one)
     while engine.has_work:
         engine.step()
-    return [one.output for one in requests]
+    return [one.output.token_ids for one in requests]
 
 
 def _warmup(engine: Engine, over: Callable[[], bool]) -> dict:

@@ -144,7 +144,7 @@ class Decoding:
         ]
         for one in self.requests:
             engine.add(one)
-        while any(not one.output for one in self.requests):
+        while any(not one.output.token_ids for one in self.requests):
             engine.step()
 
     def call(self, _: list[int]) -> float:
@@ -154,13 +154,17 @@ class Decoding:
         while tokens < wanted:
             tokens += sum(len(entry.new_token_ids) for entry in self.engine.step())
         seconds = time.perf_counter() - start
-        self.contexts.append(np.mean([len(one.prompt) + len(one.output) for one in self.requests]))
+        self.contexts.append(
+            np.mean([len(one.prompt) + len(one.output.token_ids) for one in self.requests])
+        )
         return seconds * self.rows / tokens
 
     def result(self, seconds: list[float]) -> dict:
         stats, scale = self.engine.stats(), self.bench.scale
         assert stats["preemptions"] == 0, "rows lost their place for want of memory"
-        assert all(one.finish_reason is None for one in self.requests), "a row ended while timed"
+        assert all(one.output.finish_reason is None for one in self.requests), (
+            "a row ended while timed"
+        )
         context = round(np.mean(self.contexts[-len(seconds) :]) - scale.window / 2)
         shape = {"rows": self.rows, "context": context}
         work = decode_work(self.bench.config, self.bench.params, self.engine.geometry, **shape)
@@ -239,8 +243,8 @@ def prefill_case(bench: Bench, length: int, kernels: list[str], chunks: list[int
             def call(prompt: list[int]) -> float:
                 one = request("p", prompt, 1)
                 seconds = run(engine, [one])
-                assert one.num_cached_tokens == 0, "a random prompt hit the prefix cache"
-                firsts.append(one.output[0])
+                assert one.hit.num_tokens == 0, "a random prompt hit the prefix cache"
+                firsts.append(one.output.token_ids[0])
                 return seconds
 
             def result(seconds: list[float]) -> dict:
@@ -286,7 +290,7 @@ def ttft_case(bench: Bench, kernels: list[str], chunks: list[int]) -> Case:
             def first_token(prompt: list[int]) -> float:
                 one = request("t", prompt, 1)
                 seconds = run(engine, [one])
-                cached.append(one.num_cached_tokens)
+                cached.append(one.hit.num_tokens)
                 return seconds
 
             def cold(prompt: list[int]) -> float:

@@ -98,7 +98,7 @@ class Load:
         self.memory.withdraw(sequence)
         self.memory.publish(sequence)
         sequence.phase = Phase.DECODE
-        sequence.position = sequence.real_position = PROMPT
+        sequence.stand_at(PROMPT)
         sequence.tokens += self.tokens(OUTPUT)
 
     def step(self, sequences: list[Sequence]) -> float:
@@ -113,14 +113,15 @@ class Load:
                 memory.grow(sequence, sequence.position + 1)
                 sequence.position += 1
             for sequence in due:
-                sequence.slot = memory.slot_to_write(sequence)
+                memory.plan_fold(sequence)
             memory.end_plan(Plan())
             for sequence in sequences:
-                memory.settle(sequence, 1, 1)
+                sequence.settle(1, 1)
+                memory.settle(sequence)
 
         elapsed = timed(planned)
         for sequence in sequences:
-            assert self.geometry.num_pages(sequence.position) <= len(sequence.pages), "no room"
+            assert self.geometry.num_pages(sequence.position) <= len(sequence.held.pages), "no room"
         return elapsed
 
 

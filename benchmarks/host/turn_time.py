@@ -56,11 +56,11 @@ def turns(engine: Engine, rng: np.random.Generator, rows: int) -> list[float]:
     requests = [request(f"h{i}", text, NUM_TOKENS) for i, text in enumerate(texts)]
     for one in requests:
         engine.add(one)
-    while any(not one.output for one in requests):
+    while any(not one.output.token_ids for one in requests):
         engine.step()
     found = []
     gc.disable()
-    while all(len(one.output) < NUM_TOKENS - 8 for one in requests):
+    while all(len(one.output.token_ids) < NUM_TOKENS - 8 for one in requests):
         start = time.perf_counter()
         engine.step()
         found.append(time.perf_counter() - start)

@@ -71,7 +71,7 @@ def agreement(engines: dict[int, Engine], prompts: list[list[int]], steps: int) 
     for grain, engine in engines.items():
         requests = decode_requests(prompts, steps)
         run(engine, requests)
-        outputs[grain] = np.array([one.output for one in requests])
+        outputs[grain] = np.array([one.output.token_ids for one in requests])
     same = {grain: output == outputs[STANDARD] for grain, output in outputs.items()}
     return {grain: float(np.cumprod(each, axis=1).mean()) for grain, each in same.items()}
 

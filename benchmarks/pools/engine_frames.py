@@ -93,7 +93,7 @@ class SchedulerRun(TickRun):
 
     @property
     def num_waiting(self) -> int:
-        return self.scheduler.num_waiting
+        return len(self.scheduler.admission.waiting)
 
     def turn(self, departing: list[int], growing: list[int], arriving: list[int]) -> None:
         intact = [self._holds_all(request) for request in departing]
@@ -120,7 +120,7 @@ class SchedulerRun(TickRun):
         """The scheduler takes a row away. The tokens of ticks without a plan count as generated."""
         request = int(sequence.owner)
         known = max(sequence.goal, self.needed(request))
-        sequence.request.output += [0] * (known - len(sequence.tokens))
+        sequence.request.output.token_ids += [0] * (known - len(sequence.tokens))
         del self.rows[request]
         self.preempt(request)
 
@@ -152,7 +152,7 @@ class SchedulerRun(TickRun):
         if request not in self.rows:  # preempted
             return False
         sequence, page_tokens = self.rows[request], self.frames.geometry.page_tokens
-        has_pages = len(sequence.pages) * page_tokens >= self.needed(request)
+        has_pages = len(sequence.held.pages) * page_tokens >= self.needed(request)
         return sequence.position < self.fed(request) or not has_pages
 
     def _plan(self, due: list[int]) -> None:
@@ -177,9 +177,9 @@ class SchedulerRun(TickRun):
         """A request has the pages of its tokens, and a checkpoint or memory for it if it is longer than a grain."""
         sequence, tokens = self.rows[request], self.most_tokens(request)
         memory, geometry = self.scheduler.memory, self.frames.geometry
-        slot = memory.slots.resolve(sequence.slot or sequence.reserved_slot)
-        held = memory.frames.holders_of(sequence.pages.ravel())
-        has_pages = len(sequence.pages) == geometry.num_pages(tokens) and bool(held.all())
+        slot = memory.slots.resolve(sequence.held.slot or sequence.held.reserved_slot)
+        held = memory.frames.holders_of(sequence.held.pages.ravel())
+        has_pages = len(sequence.held.pages) == geometry.num_pages(tokens) and bool(held.all())
         return has_pages and (slot > 0 or tokens <= geometry.grain)
 
     def _result(self, *told: Any) -> TickResult:

@@ -54,10 +54,10 @@ class Ledger:
     def record(self, job: Job) -> None:
         """Notes a prompt that has ended, and forgets the oldest one if there are too many."""
         request = job.completions[0].request
-        num_tokens, num_cached = len(request.prompt), request.num_cached_tokens
+        num_tokens, num_cached = len(request.prompt), request.hit.num_tokens
         added = num_tokens, num_cached, job.num_tokens
         self.totals = Totals(*map(sum, zip(self.totals, added, strict=True)))
-        self.seen[job.request_id] = num_tokens, num_cached, request.look_up
+        self.seen[job.request_id] = num_tokens, num_cached, request.hit.look_up
         if len(self.seen) > REMEMBERED:
             self.seen.popitem(last=False)
 

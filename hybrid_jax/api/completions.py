@@ -82,27 +82,27 @@ class Completion:
         Raises:
             FloatingPointError: the model's numbers for it are not finite.
         """
-        request = self.request
-        ready = len(request.output)
+        request, output = self.request, self.request.output
+        ready = len(output.token_ids)
         if self.logprobs is not None:  # a token waits for its log-probabilities
-            ready = min(ready, len(request.logprobs))
+            ready = min(ready, len(output.logprobs))
         for index in range(len(self.token_ids), ready):
-            token = request.output[index]
+            token = output.token_ids[index]
             self.token_ids.append(token)
             if self.logprobs is not None:
-                found = request.logprobs[index]
+                found = output.logprobs[index]
                 self.logprobs.append(logprob_entries(found, self._tokenizer))
                 self.cumulative_logprob += found.logprob
             if token not in request.stop_ids and self._decoder is not None:
                 self._push(token)
             if self.finish_reason is not None:
                 return
-        if request.finish_reason == "error":
+        if output.finish_reason == "error":
             raise FloatingPointError(
                 "the model's numbers are not finite (NaN or infinity) after "
-                f"{len(request.prompt)} tokens of prompt and {len(request.output)} new ones"
+                f"{len(request.prompt)} tokens of prompt and {len(output.token_ids)} new ones"
             )
-        if request.finish_reason is not None:
+        if output.finish_reason is not None:
             self._finish()
 
     def _push(self, token: int) -> None:
@@ -127,8 +127,8 @@ class Completion:
             self._show(self._decoder.finish())
         if self.finish_reason is None:
             self.text += self._stops.finish()
-            self.finish_reason = self.request.finish_reason
-            self.stop_reason = self.request.stop_reason
+            self.finish_reason = self.request.output.finish_reason
+            self.stop_reason = self.request.output.stop_reason
             limit = self.request.constraint
             if self.finish_reason == "stop" and isinstance(limit, TokenConstraint) and limit.stuck:
                 self.finish_reason, self.stop_reason = "abort", limit.stuck
@@ -275,15 +275,15 @@ class Job:
     def _prompt_logprobs(self) -> tuple[Mapping[int, Logprob] | None, ...] | None:
         if self.params.prompt_logprobs is None:
             return None
-        entries = self.completions[0].request.prompt_logprobs
+        entries = self.completions[0].request.output.prompt_logprobs
         return tuple(found and logprob_entries(found, self._tokenizer) for found in entries)
 
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it."""
         requests = [c.request for c in self.completions]
-        drafts = DraftCounts(depth=requests[0].drafts.depth)
+        drafts = DraftCounts(depth=requests[0].course.drafts.depth)
         for request in requests:
-            drafts.windows += request.drafts.windows
+            drafts.windows += request.course.drafts.windows
         metrics = RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
@@ -291,10 +291,10 @@ class Job:
             compile_s=self._compiled_by_end - self._compiled_at_start,
             first_token_compile_s=self._compiled_by_first - self._compiled_at_start,
             num_prompt_tokens=len(self.prompt.token_ids),
-            num_cached_tokens=requests[0].num_cached_tokens,
+            num_cached_tokens=requests[0].hit.num_tokens,
             num_generation_tokens=self.num_tokens,
             num_first_tokens=self.num_first_tokens,
-            num_preemptions=sum(r.num_preemptions for r in requests),
+            num_preemptions=sum(r.course.num_preemptions for r in requests),
             num_verifications=drafts.verifications,
             num_draft_tokens=drafts.draft_tokens,
             num_accepted_tokens=drafts.accepted_tokens,

@@ -482,7 +482,8 @@ class _Loop:
             return
         request = completion.request
         del self._live[request.request_id]
-        if request.finish_reason is None:  # at a stop string, of which the engine knows nothing
+        # It may have ended at a stop string, of which the engine knows nothing.
+        if request.output.finish_reason is None:
             self._leaving.add(request.request_id)
         if job.finished:
             call.num_finished += 1

@@ -217,7 +217,7 @@ def _declared(token_ids: Sequence[int], first: int) -> Prompt:
 def score_of(job: Job) -> Score:
     """The score of a finished prompt's last part, the tokens from `logprobs_from` on."""
     request = job.completions[0].request
-    found = request.prompt_logprobs[request.logprobs_from :]
+    found = request.output.prompt_logprobs[request.logprobs_from :]
     return Score(
         token_ids=tuple(entry.token_id for entry in found),
         token_logprobs=tuple(entry.logprob for entry in found),
@@ -238,8 +238,8 @@ def check_positions(positions: str) -> None:
 
 
 def hidden_of(job: Job) -> np.ndarray:
-    """What a finished prompt's pooling asked for, as `Request.pooled` has it."""
-    pooled = job.completions[0].request.pooled
+    """What a finished prompt's pooling asked for, as `Output.pooled` has it."""
+    pooled = job.completions[0].request.output.pooled
     assert pooled is not None, "its prompt was computed"
     return pooled
 

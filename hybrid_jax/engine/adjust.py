@@ -51,7 +51,7 @@ def make_adjust(model: ModelConfig, max_rows: int) -> Adjust:
 def row_of(request: Request, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Present counts int32[V] and bias float32[V] of a request."""
     params = request.params
-    counts = 2 * np.bincount(request.output, minlength=vocab_size).astype(np.int32)
+    counts = 2 * np.bincount(request.output.token_ids, minlength=vocab_size).astype(np.int32)
     counts[request.prompt] += 1
     bias: np.ndarray = np.zeros(vocab_size, np.float32)
     for token, value in dict(params.logit_bias or ()).items():

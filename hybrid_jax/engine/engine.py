@@ -136,7 +136,7 @@ class Engine:
         """
         with self._books(unchanged_by=ValueError):
             self.runner.programs.serving.note_requests(self._live.values())
-            request.generation = self.runner.programs.serving.begin(request)
+            request.notes.generation = self.runner.programs.serving.begin(request)
             self.scheduler.add(request)
             self._live[request.request_id] = request
 
@@ -190,7 +190,7 @@ class Engine:
             self._books_open = False
             raise
         for entry in reported:
-            entry.request.num_reported = len(entry.request.output)
+            entry.request.notes.num_reported = len(entry.request.output.token_ids)
             if entry.finished:
                 del self._live[entry.request.request_id]
         self._books_open = False
@@ -205,8 +205,7 @@ class Engine:
         self.runner.rebuild()
         # Output that the failed turn appended but never reported is computed again, with the same noise.
         for request in self._live.values():
-            del request.output[request.num_reported :], request.logprobs[request.num_reported :]
-            request.finish_reason = request.stop_reason = None
+            request.output.go_back(request.notes.num_reported)
         self.scheduler = self.scheduler.restarted(self._live.values())
         self._books_open = False
 

@@ -105,10 +105,11 @@ def float_bits(value: float) -> int:
 
 def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
     """Writes a request's sampling columns. They never change, so they are made once."""
-    if request.packed is None:
-        request.packed = _sampling(request)
+    sampling = request.notes.sampling
+    if sampling is None:
+        sampling = request.notes.sampling = _sampling(request)
     start = layout.spans[SAMPLING[0][0]].start
-    batch[row, start : start + len(request.packed)] = request.packed
+    batch[row, start : start + len(sampling)] = sampling
     set_adjust(layout, batch, row, request)
 
 
@@ -160,6 +161,6 @@ def set_adjust(layout: Layout, batch: np.ndarray, row: int, request: Request) ->
     layout.set(batch, row, "frequency", float_bits(params.frequency_penalty))
     layout.set(batch, row, "repetition", float_bits(params.repetition_penalty))
     if request.constraint is not None:
-        mask = request.constraint.mask(request.output)
+        mask = request.constraint.mask(request.output.token_ids)
         layout.set(batch, row, "masked", 1)
         layout.set(batch, row, "mask", mask.view(np.int32))

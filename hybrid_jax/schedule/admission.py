@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.config import EngineConfig
@@ -30,22 +31,42 @@ class Seats:
         """Rows without a sequence."""
         return self.rows.count(None)
 
-    def take(self, sequence: Sequence, hit_len: int) -> None:
-        """Gives a waiting sequence the lowest free row; `hit_len` tokens of its prompt need no prefill."""
-        sequence.waits_for = None
+    def take(self, sequence: Sequence, position: int) -> None:
+        """Gives a waiting sequence the lowest free row; `position` tokens of its prompt need no prefill."""
         sequence.phase = Phase.PREFILL
+        sequence.stand_at(position)
         sequence.row = self.rows.index(None)
         self.rows[sequence.row] = sequence
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.arrival)
-        # What it finds of its own tokens when it comes back is no hit.
-        if sequence.request.num_preemptions == 0 and not sequence.request.output:
-            sequence.request.num_cached_tokens = hit_len
 
     def leave(self, sequence: Sequence) -> None:
         """Frees a sequence's row."""
         self.rows[sequence.row] = None
         self.running.remove(sequence)
+
+    def close_holes(self, sizes: Iterable[int]) -> list[tuple[int, int]]:
+        """Moves the highest decoding sequences into free lower rows, if that makes the decode shape smaller.
+
+        Args:
+            sizes: rows of decode shapes.
+
+        Returns:
+            (source, target) rows of the moves, in their order.
+        """
+        moves = []
+        free = (row for row, sequence in enumerate(self.rows) if sequence is None)
+        target = next(free, len(self.rows))
+        for sequence in reversed([sequence for sequence in self.rows if sequence is not None]):
+            source = sequence.row
+            # The shape is that of the highest row. Between two of its sizes, a move would gain nothing.
+            if not any(target < size <= source for size in sizes):
+                break
+            if sequence.phase is Phase.DECODE:
+                self.rows[source], self.rows[target], sequence.row = None, sequence, target
+                moves.append((source, target))
+                target = next(free, len(self.rows))
+        return moves
 
     def check_invariants(self) -> None:
         """Checks that every running sequence sits in the row that it names, and that nothing else sits in a row."""
@@ -97,25 +118,28 @@ class Admission:
                 passed.append(sequence)
                 num_free -= 1
                 continue
-            match, patient = None, sequence.num_overtaken < self.patience
+            queued, match = sequence.queued, None
+            patient = queued.num_overtaken < self.patience
             if self.memory.tree is not None and sequence.uses_cache:
                 # As long as the promise stands there is no need to look the prompt up again.
-                if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
+                if patient and queued.waits_for is not None and queued.waits_for.promised_by:
                     passed.append(sequence)
                     continue
                 match = self.memory.tree.match(sequence.looked_up, sequence.owner)
                 if patient and match.pending is not None:
-                    self.counters.waits += sequence.waits_for is not match.pending
-                    sequence.waits_for = match.pending
+                    self.counters.waits += queued.waits_for is not match.pending
+                    queued.waits_for = match.pending
                     passed.append(sequence)
                     continue
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
                 break  # not the next one: small requests would take the memory that a large one waits for
-            if self.memory.history is not None:
-                self.memory.history.seated(sequence, match, hit_len)
+            if sequence.request.is_new:
+                hit, history = sequence.request.hit, self.memory.history
+                hit.num_tokens = hit_len
+                hit.look_up = history.explain(sequence, match, hit_len) if history else None
             for earlier in passed:
-                earlier.num_overtaken += 1
+                earlier.queued.num_overtaken += 1
             admitted.append(sequence)
             self.seats.take(sequence, hit_len)
             num_free -= 1
@@ -126,6 +150,11 @@ class Admission:
             turn.chunk(sequence)
         for sequence in admitted:
             self.waiting.remove(sequence)
+
+    def look_again(self) -> None:
+        """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""
+        for sequence in self.waiting:
+            sequence.queued.waits_for = None
 
     def _sibling_groups_computed(self, turn: Turn) -> set[str]:
         """Groups in which one sequence computes the prompt now, so that the others will fork from it."""
@@ -149,7 +178,8 @@ class Admission:
             if copies is None:
                 break
             self.waiting.remove(sequence)
-            self.seats.take(sequence, parent.request.num_cached_tokens)
-            if not sequence.request.num_preemptions:
-                sequence.request.look_up = parent.request.look_up
+            self.seats.take(sequence, parent.goal)
+            hit, of_parent = sequence.request.hit, parent.request.hit
+            if sequence.request.is_new:
+                hit.num_tokens, hit.look_up = of_parent.num_tokens, of_parent.look_up
             turn.fork(parent, sequence, copies)

@@ -14,7 +14,7 @@ from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import LookUp, Match, Node, Why, look_up_result
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
-from hybrid_jax.schedule.sequence import Sequence
+from hybrid_jax.schedule.sequence import Known, Sequence
 
 REPLAYED_PER_REQUEST = 21  # requests that the tuner replays for each new one: one for every alpha
 TUNED_ON = 1024  # requests kept before the first eviction, which a large cache may never see
@@ -98,25 +98,21 @@ class History:
 
     def announce(self, sequence: Sequence) -> Node:
         """Makes a prompt known. A policy that learns is told once, and for one of several siblings only."""
-        tree, known_len = self._tree, sequence.known_len
-        first = known_len is None
-        if known_len is None:
-            sequence.known_len = known_len = tree.match(sequence.prompt).match_len
+        tree, request = self._tree, sequence.request
+        if sequence.known is not None:
+            return tree.announce(sequence.prompt)
+        length, relation = tree.match(sequence.prompt).match_len, None
         end_node = tree.announce(sequence.prompt)
-        if first and self._learns and sequence.request.sample_index == 0:
-            declared = sequence.request.cache_breakpoints
-            sequence.relation = tree.policy.asked(tree, end_node, known_len, declared)
+        if self._learns and request.sample_index == 0:
+            relation = tree.policy.asked(tree, end_node, length, request.cache_breakpoints)
+        sequence.known = Known(length, relation)
         return end_node
 
-    def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
-        """Notes that a sequence starts after a prefix. The first time, it tells the request why it hit no further."""
-        request = sequence.request
-        if request.num_preemptions or request.output:
-            return
-        known_len = sequence.known_len or 0
+    def explain(self, sequence: Sequence, match: Match | None, hit_len: int) -> LookUp:
+        """What was known of the prompt of a sequence that starts after a prefix, and why it hit no further."""
+        known_len = sequence.known.length if sequence.known is not None else 0
         if match is None:
-            request.look_up = LookUp(match_len=known_len, hit_len=hit_len, why=Why.ASKED_FOR)
-            return
+            return LookUp(match_len=known_len, hit_len=hit_len, why=Why.ASKED_FOR)
         found = look_up_result(
             match,
             hit_len,
@@ -127,9 +123,9 @@ class History:
             look_ups=self._tree.counters.lookups,
             policy=self._policy,
         )
-        if found.why is Why.COMPLETE and request.first_read is not None:
-            found = replace(found, why=Why.ASKED_FOR)  # it resumed where it may at most
-        request.look_up = found
+        if found.why is Why.COMPLETE and sequence.request.first_read is not None:
+            return replace(found, why=Why.ASKED_FOR)  # it resumed where it may at most
+        return found
 
     def so_far(self) -> PastRequests:
         """The log as it is now, whatever the engine does meanwhile."""
@@ -148,12 +144,12 @@ class History:
             return  # aborted before its prompt was computed, so there is no end to go on from
         if saved is not None:
             tree.ended(sequence.first_tokens(len(sequence.tokens)), saved)
-        if node is not None and sequence.relation is not None:
-            tree.policy.ended(node, sequence.relation)
+        if node is not None and sequence.known is not None and sequence.known.relation is not None:
+            tree.policy.ended(node, sequence.known.relation)
         if request.sample_index:
             return
         computed = sequence.first_tokens(sequence.real_position)
-        logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
+        logged = self.log.note(computed, len(request.prompt), request.hit.num_tokens)
         if self.tuner is not None and not self.tuner.tuned:
             evictions = tree.counters.evictions
             self.tuner.observe(logged.prompt, logged.whole, evictions=evictions)

@@ -7,6 +7,7 @@ given to another row. `advance` and `take_copies` keep such holds until `end_pla
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.plan import Plan, Transfer
-from hybrid_jax.schedule.sequence import NO_PAGES, Page, Phase, Sequence
+from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
 
 
 class Memory:
@@ -157,7 +158,7 @@ class Memory:
         return hit_len
 
     def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
-        geometry = self.geometry
+        geometry, held = self.geometry, sequence.held
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
         # The hit may end inside a page that another row goes on writing. This row then copies it to its first new page.
@@ -172,16 +173,15 @@ class Memory:
         if not self._room_for(page_frames, own, match if hit_len else None):
             return None
         # From here to `acquire` nothing is evicted, so the match still holds.
-        (new, sequence.reserved_slot), slot = self._take(fresh, own), 0
+        (new, held.reserved_slot), slot = self._take(fresh, own), 0
         if match is not None:
             pages, slot = self.holds.acquire(match)
             if inside:
-                sequence.copies = [(as_page(pages[-1]), as_page(new[0]))]
+                held.copies = [(as_page(pages[-1]), as_page(new[0]))]
             new = np.concatenate((pages[:kept], new)) if hit_len else new
-        sequence.pages = new
-        sequence.slot = sequence.real_slot = slot
-        sequence.real_checkpoint = hit_len
-        sequence.position = sequence.real_position = hit_len
+        held.pages = new
+        held.slot = held.real_slot = slot
+        held.real_checkpoint = hit_len
         self.arrived(sequence)
         return hit_len
 
@@ -198,21 +198,20 @@ class Memory:
             The (source, target) pages to copy, or None if there is no room for this and for the next steps; then
             nothing was taken.
         """
-        geometry = self.geometry
+        geometry, held, of_parent = self.geometry, child.held, parent.held
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
         page_frames = (bool(inside) + 1) * geometry.frames_per_page
-        own_slot = self._will_checkpoint(child, parent.real_checkpoint)
+        own_slot = self._will_checkpoint(child, of_parent.real_checkpoint)
         if not self._room_for(page_frames, own_slot):
             return None
-        own, child.reserved_slot = self._take(self._pages(int(inside > 0)), own_slot)
-        shared = parent.pages[:full]
+        own, held.reserved_slot = self._take(self._pages(int(inside > 0)), own_slot)
+        shared = of_parent.pages[:full]
         self.holds.retain_frames(shared)
-        child.pages = np.concatenate((shared, own))
-        copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
-        self.holds.retain_slot(parent.slot)
-        child.slot = child.real_slot = parent.slot
-        child.real_checkpoint = parent.real_checkpoint
-        child.position = child.real_position = parent.position
+        held.pages = np.concatenate((shared, own))
+        copies = [(as_page(of_parent.pages[full]), as_page(own[0]))] if inside else []
+        self.holds.retain_slot(of_parent.slot)
+        held.slot = held.real_slot = of_parent.slot
+        held.real_checkpoint = of_parent.real_checkpoint
         return copies
 
     def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
@@ -256,22 +255,22 @@ class Memory:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
         """Takes pages for up to `num_tokens` tokens; returns how many tokens the pages cover, perhaps fewer."""
-        page_tokens = self.geometry.page_tokens
+        page_tokens, held = self.geometry.page_tokens, sequence.held
         if not page_tokens:
             return num_tokens
         # One page after the other: a little memory still lets the row take some steps.
-        covered, new, per_page = len(sequence.pages) * page_tokens, 0, self.geometry.frames_per_page
+        covered, new, per_page = len(held.pages) * page_tokens, 0, self.geometry.frames_per_page
         while covered < num_tokens and self._room_to_grow(sequence, (new + 1) * per_page):
             covered += page_tokens
             new += 1
         if new:
             own, _ = self._take(self._pages(new))
-            sequence.pages = np.concatenate((sequence.pages, own))
+            held.pages = np.concatenate((held.pages, own))
         return covered
 
     def grow_chunk(self, sequence: Sequence, end: int) -> bool:
         """Takes the frames of layers with a window that a chunk up to `end` writes; False if there is no room."""
-        geometry, pages = self.geometry, sequence.pages
+        geometry, pages = self.geometry, sequence.held.pages
         if not geometry.windowed:
             return True
         wanted: np.ndarray = np.zeros(pages.shape, bool)
@@ -282,7 +281,7 @@ class Memory:
             return True
         if not self._room_to_grow(sequence, int(np.count_nonzero(wanted))):
             return False
-        sequence.pages = pages + self._take(wanted)[0]
+        sequence.held.pages = pages + self._take(wanted)[0]
         return True
 
     def _room_to_grow(self, sequence: Sequence, num_frames: int) -> bool:
@@ -304,26 +303,33 @@ class Memory:
         Args:
             later: a plan that is being made still reads them.
         """
-        geometry, pages = self.geometry, sequence.pages
-        resumed = self._resumed(sequence)
+        geometry, held = self.geometry, sequence.held
+        pages, resumed = held.pages, self._resumed(held)
         firsts = [geometry.first_page(group, resumed) for group in geometry.windowed]
-        if firsts == sequence.first_pages:
+        if firsts == held.first_pages:
             return
         gone: np.ndarray = np.zeros_like(pages)
         for group, first in zip(geometry.windowed, firsts, strict=True):
             gone[:first, group.frames] = pages[:first, group.frames]
-        sequence.pages, sequence.first_pages = pages - gone, firsts
+        held.pages, held.first_pages = pages - gone, firsts
         if later:
             self._later_frames.append(gone[gone > 0])
         else:
             self.holds.release_frames(gone)
 
-    def _resumed(self, sequence: Sequence) -> int:
+    def _resumed(self, held: HeldMemory) -> int:
         """The first position that the sequence, or a prompt that begins like it, may go on from.
 
         In exact mode its windows begin there, with or without a state; elsewhere they begin later.
         """
-        return sequence.kept_checkpoint if sequence.kept_slot else sequence.real_checkpoint
+        return held.kept_checkpoint if held.kept_slot else held.real_checkpoint
+
+    def plan_fold(self, sequence: Sequence) -> bool:
+        """Finds the slot that a decoding sequence's next fold writes; False if there is none."""
+        slot = self.slot_to_write(sequence)
+        if slot is not None:
+            sequence.held.slot = slot
+        return slot is not None
 
     def slot_to_write(self, sequence: Sequence) -> int | None:
         """Where the sequence's next checkpoint goes: its present slot if it is the only holder, else another slot.
@@ -334,14 +340,14 @@ class Memory:
         """
         if not self.geometry.has_state:
             return 0
-        slot = sequence.slot
+        held, slot = sequence.held, sequence.held.slot
         # Nobody else reads it, so a fold may overwrite it, and the reserve goes to others.
         if slot and self.slots.holders(slot) == 1:
             if not (self._keeps_present(sequence) and self._has_other_slot(sequence)):
                 self.give_back_reserve(sequence)
                 return slot
-        if sequence.reserved_slot:
-            slot, sequence.reserved_slot = sequence.reserved_slot, 0
+        if held.reserved_slot:
+            slot, held.reserved_slot = held.reserved_slot, 0
             return slot
         if self.make_room(0, 1):
             return self.holds.allocate_slot()
@@ -353,15 +359,16 @@ class Memory:
 
     def _keeps_present(self, sequence: Sequence) -> bool:
         """Whether the text of a decoding sequence may yet end before its next checkpoint."""
+        held, position = sequence.held, sequence.position
         # A plan in flight that may fold has said where to, perhaps into the present slot. By the ring the device knows
         # whether it has folded, and then reads what the plan at hand names: that must be the same slot.
-        folds = self.geometry.checkpoint(sequence.position) > sequence.real_checkpoint
-        planned = folds or sequence.slot != sequence.real_slot or sequence.kept_slot
+        folds = self.geometry.checkpoint(position) > held.real_checkpoint
+        planned = folds or held.slot != held.real_slot or held.kept_slot
         return sequence.phase is Phase.DECODE and sequence.may_be_cut and not planned
 
     def _has_other_slot(self, sequence: Sequence) -> bool:
         """Whether there is a slot beside the present one. What waiting prompts may use is not evicted for it."""
-        if sequence.reserved_slot:
+        if sequence.held.reserved_slot:
             return True
         if self.tree is not None and len(self.tree.expected):
             free = self.frames.num_free >= self.geometry.state_frames
@@ -370,25 +377,26 @@ class Memory:
 
     def give_back_reserve(self, sequence: Sequence) -> None:
         """Releases the slot that was reserved for the sequence's next checkpoint, and the one before the last."""
-        self.holds.release_slot(sequence.reserved_slot)
-        sequence.reserved_slot = 0
-        self.let_go_kept(sequence)
+        self.holds.release_slot(sequence.held.reserved_slot)
+        sequence.held.reserved_slot = 0
+        self.let_go_kept(sequence.held)
 
-    def let_go_kept(self, sequence: Sequence) -> None:
-        """Releases the checkpoint before the sequence's last one, if it was kept."""
-        self.holds.release_slot(sequence.kept_slot)
-        sequence.kept_slot = sequence.kept_checkpoint = 0
+    def let_go_kept(self, held: HeldMemory) -> None:
+        """Releases the checkpoint before a sequence's last one, if it was kept."""
+        self.holds.release_slot(held.kept_slot)
+        held.kept_slot = held.kept_checkpoint = 0
 
     def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
         """Notes that a chunk in this plan leaves a checkpoint; the old one is kept until the plan's end."""
-        if slot != sequence.slot and sequence.slot:
-            self._later_slots.append(sequence.slot)
-        sequence.slot = sequence.real_slot = slot
-        sequence.real_checkpoint = checkpoint
+        held = sequence.held
+        if slot != held.slot and held.slot:
+            self._later_slots.append(held.slot)
+        held.slot = held.real_slot = slot
+        held.real_checkpoint = checkpoint
 
     def take_copies(self, sequence: Sequence) -> list:
         """Hands out the page copies of a sequence's first chunk; their sources are released after the plan."""
-        copies, sequence.copies = sequence.copies, []
+        copies, sequence.held.copies = sequence.held.copies, []
         if copies:
             self._later_frames.append(_sources(copies))
         return copies
@@ -411,28 +419,26 @@ class Memory:
 
     # --- results --------------------------------------------------------------------------------
 
-    def settle(self, sequence: Sequence, num_planned: int, num_tokens: int) -> None:
-        """Corrects a sequence's position and checkpoint once `num_tokens` have come of `num_planned` that might.
+    def settle(self, sequence: Sequence) -> None:
+        """Moves a sequence's checkpoint on to its real position, which results have just changed.
 
         The ring folds before the first token past a grain boundary is fed.
         """
+        held = sequence.held
         if sequence.phase is not Phase.STOPPING:
-            self.let_go_kept(sequence)  # the text goes on after the results before these
-        # The plan counted all its steps as taken; a stop token or a draft that was not accepted ends them sooner.
-        sequence.position -= num_planned - num_tokens
-        sequence.real_position += num_tokens
-        if sequence.real_position > sequence.real_checkpoint + self.geometry.grain:
+            self.let_go_kept(held)  # the text goes on after the results before these
+        if sequence.real_position > held.real_checkpoint + self.geometry.grain:
             checkpoint = self.geometry.checkpoint(sequence.real_position)
             if self.geometry.has_state:
-                folds = (checkpoint - sequence.real_checkpoint) // self.geometry.grain
-                to_new = sequence.real_slot != sequence.slot
+                folds = (checkpoint - held.real_checkpoint) // self.geometry.grain
+                to_new = held.real_slot != held.slot
                 self.holds.counters.folds_to_new += to_new
                 self.holds.counters.folds_in_place += folds - to_new
-            old, sequence.real_slot = sequence.real_slot, sequence.slot
-            before, sequence.real_checkpoint = sequence.real_checkpoint, checkpoint
-            if old and old != sequence.slot and sequence.may_be_cut and not sequence.kept_slot:
-                sequence.kept_slot, sequence.kept_checkpoint = old, before
-            elif old != sequence.slot:
+            old, held.real_slot = held.real_slot, held.slot
+            before, held.real_checkpoint = held.real_checkpoint, checkpoint
+            if old and old != held.slot and sequence.may_be_cut and not held.kept_slot:
+                held.kept_slot, held.kept_checkpoint = old, before
+            elif old != held.slot:
                 # A plan in flight may name it too, but the row has folded by then and reads the later one.
                 self.holds.release_slot(old)
         self.give_back(sequence)
@@ -441,9 +447,10 @@ class Memory:
 
     def wanted(self, sequence: Sequence) -> list[int]:
         """Positions on the rest of a sequence's prompt at which a checkpoint is worth making."""
-        if self.tree is None or sequence.end_node is None:
+        end_node = sequence.announced.end_node
+        if self.tree is None or end_node is None:
             return []
-        branches, ends = self.tree.branch_points(sequence.end_node)
+        branches, ends = self.tree.branch_points(end_node)
         return wanted_checkpoints(
             prompt_len=sequence.goal,
             after=sequence.position,
@@ -456,36 +463,40 @@ class Memory:
         """Makes a sequence's prompt known to the tree until it is computed, and marks it as expected while it waits."""
         if self.history is None or self.tree is None:
             return
-        sequence.end_node = self.history.announce(sequence)
-        sequence.expected = sequence.uses_cache and sequence.phase is Phase.WAITING
-        if sequence.expected:
-            self.tree.expected.add(sequence.end_node, sequence.arrival)
+        end_node = self.history.announce(sequence)
+        expected = sequence.uses_cache and sequence.phase is Phase.WAITING
+        sequence.announced = Announced(end_node=end_node, expected=expected)
+        if expected:
+            self.tree.expected.add(end_node, sequence.arrival)
 
     def arrived(self, sequence: Sequence) -> None:
         """Ends the mark as expected: the sequence has what it needs from the tree, or no longer wants it."""
-        if sequence.expected and self.tree is not None and sequence.end_node is not None:
-            sequence.expected = False
-            self.tree.expected.remove(sequence.end_node)
+        announced = sequence.announced
+        if announced.expected and self.tree is not None and announced.end_node is not None:
+            announced.expected = False
+            self.tree.expected.remove(announced.end_node)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, if that may have changed."""
-        if sequence.phase is not Phase.PREFILL or self.tree is None or sequence.end_node is None:
+        if sequence.phase is not Phase.PREFILL:
             return
-        if sequence.wanted_version != self.tree.version:
-            sequence.wanted_version = self.tree.version
-            sequence.wanted = self.wanted(sequence)
-            for position in sequence.wanted:
-                self.tree.promise(sequence.owner, sequence.end_node, position)
+        tree, announced = self.tree, sequence.announced
+        if tree is None or announced.end_node is None or announced.version == tree.version:
+            return
+        announced.version, announced.wanted = tree.version, self.wanted(sequence)
+        for position in announced.wanted:
+            tree.promise(sequence.owner, announced.end_node, position)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Takes back a sequence's announcement and promises, because its prompt is computed or given up."""
         if self.tree is None:
             return
         self.tree.withdraw(sequence.owner)
-        if sequence.end_node is not None:
+        end_node = sequence.announced.end_node
+        if end_node is not None:
             self.arrived(sequence)
-            self.tree.conclude(sequence.end_node)
-            sequence.end_node = None
+            self.tree.conclude(end_node)
+            sequence.announced = Announced()
 
     def foretell(self, sequence: Sequence) -> None:
         """Tells the tree where an aborted sequence may leave a checkpoint, once its plans in flight are received.
@@ -511,7 +522,7 @@ class Memory:
     def _saved(self, sequence: Sequence) -> int:
         """How many tokens of a sequence can go into the tree, after the plans received so far."""
         if self.geometry.has_state:
-            return sequence.real_checkpoint
+            return sequence.held.real_checkpoint
         return self.geometry.align(sequence.real_position)
 
     def publish(self, sequence: Sequence) -> Node | None:
@@ -519,7 +530,7 @@ class Memory:
         length = self._saved(sequence)
         if self.tree is not None and length:
             tokens = sequence.first_tokens(length)
-            return self.tree.fill(tokens, sequence.pages, sequence.real_slot)
+            return self.tree.fill(tokens, sequence.held.pages, sequence.held.real_slot)
         return None
 
     def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
@@ -530,23 +541,30 @@ class Memory:
         Args:
             for_good: the sequence ends; otherwise it will wait again.
         """
-        whole = not sequence.damaged
-        if for_good and whole and sequence.kept_slot and self.tree is not None:
-            kept = sequence.first_tokens(sequence.kept_checkpoint)
-            self.tree.fill(kept, sequence.pages, sequence.kept_slot)
+        held, whole = sequence.held, not sequence.in_flight.damaged
+        if for_good and whole and held.kept_slot and self.tree is not None:
+            kept = sequence.first_tokens(held.kept_checkpoint)
+            self.tree.fill(kept, held.pages, held.kept_slot)
         node = self.publish(sequence) if whole else None
-        if sequence.damaged and self.tree is not None:
-            self.tree.drop_path(sequence.prompt, sequence.request.num_cached_tokens)
+        if not whole and self.tree is not None:
+            self.tree.drop_path(sequence.prompt, sequence.request.hit.num_tokens)
         if for_good and self.history is not None:
             self.history.ended(sequence, node, saved=self._saved(sequence) if whole else None)
-        self.holds.release_frames(sequence.pages)
-        self.holds.release_frames(_sources(sequence.copies))
-        self.holds.release_slot(sequence.real_slot)
-        if sequence.slot != sequence.real_slot:
-            self.holds.release_slot(sequence.slot)
+        self.holds.release_frames(held.pages)
+        self.holds.release_frames(_sources(held.copies))
+        self.holds.release_slot(held.real_slot)
+        if held.slot != held.real_slot:
+            self.holds.release_slot(held.slot)
         self.give_back_reserve(sequence)
-        sequence.pages, sequence.first_pages, sequence.copies = NO_PAGES, [], []
-        sequence.real_slot = sequence.slot = 0
+        sequence.held = HeldMemory()
+
+    def reset_tree(self, sequences: Iterable[Sequence]) -> None:
+        """Empties the prefix tree; sequences go on with what they hold, and their prompts are announced again."""
+        if self.tree is not None:
+            self.tree.reset()
+        for sequence in sequences:
+            if sequence.announced.end_node is not None:
+                self.announce(sequence)
 
     # --- looking at it --------------------------------------------------------------------------
 
@@ -565,14 +583,15 @@ class Memory:
         self.slots.check_invariants()
         later = self._later_frames or self._later_slots or self._loaded
         assert not later, "memory: a plan was left unfinished"
-        frames = Counter(frame for s in sequences for frame in given(s.pages).tolist())
-        frames.update(frame for s in sequences for frame in _sources(s.copies))
-        held = [
+        all_held = [sequence.held for sequence in sequences]
+        frames = Counter(frame for held in all_held for frame in given(held.pages).tolist())
+        frames.update(frame for held in all_held for frame in _sources(held.copies))
+        slots = Counter(
             slot
-            for s in sequences
-            for slot in (*{s.slot, s.real_slot}, s.kept_slot, s.reserved_slot)
-        ]
-        slots = Counter(filter(None, held))
+            for held in all_held
+            for slot in (*{held.slot, held.real_slot}, held.kept_slot, held.reserved_slot)
+            if slot
+        )
         agree(
             "holds",
             live_page_frames=(self.holds.page_frames, len(frames)),

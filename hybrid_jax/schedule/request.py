@@ -28,9 +28,81 @@ class Constraint(Protocol):
         """
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False, slots=True)
+class Output:
+    """What has come of a request so far; it survives preemption.
+
+    Attributes:
+        token_ids: tokens generated.
+        logprobs: one entry for each of these, if asked for.
+        prompt_logprobs: one entry per prompt token, if asked for; None for the first token, and for those before
+            `logprobs_from`.
+        pooled: what `pooling` asks for of the prompt so far: the sum of its hidden states float32[D], or with "none"
+            all of them float32[T, D]; None before.
+        finish_reason: None while it runs, then "stop", "length", "abort", or "error" if the model's numbers for it were
+            not finite.
+        stop_reason: the stop token id that ended it, if that is not one of the model's own.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list = field(default_factory=list)
+    pooled: np.ndarray | None = field(default=None, repr=False)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forgets the tokens after the first `num_tokens`, and that they ended it."""
+        del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
+        self.finish_reason = self.stop_reason = None
+
+
+@dataclass(eq=False, slots=True)
+class Hit:
+    """What the prefix cache had of a prompt when it was admitted for the first time; admission writes it.
+
+    Attributes:
+        num_tokens: prompt tokens that the first prefill skipped.
+        look_up: what the prefix cache knew of the prompt, and why it hit no further; None without a prefix cache.
+    """
+
+    num_tokens: int = 0
+    look_up: LookUp | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Course:
+    """How a request has fared in the scheduler, which writes it.
+
+    Attributes:
+        num_preemptions: how often it went back to the queue.
+        drafts: counts of the drafts that were judged.
+        without_drafts: numbers were not finite in a window of drafts, which may be the fault of a draft.
+    """
+
+    num_preemptions: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    without_drafts: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class EngineNotes:
+    """What the engine notes of a request. Nobody else reads it.
+
+    Attributes:
+        generation: its steps run on programs of this generation or older ones (`Serving.begin`).
+        num_reported: how many tokens of its output the engine's caller has been told of.
+        sampling: int32[n] its sampling parameters as steps read them; None until a step has packed them.
+    """
+
+    generation: int = 0
+    num_reported: int = 0
+    sampling: np.ndarray | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Request:
-    """A prompt and what to do with it; the scheduler appends to `output`.
+    """A prompt and what to do with it, which never changes, and what becomes of it in values of those that write them.
 
     Attributes:
         request_id: unique among the engine's live requests.
@@ -50,22 +122,10 @@ class Request:
         pooling: it wants hidden states of its prompt after the last norm: that of the "last" token, the "mean", or
             all of them, with "none".
         reads_only: only numbers of its prompt are wanted. One token is drawn all the same, and needs no room.
-        generation: its steps run on programs of this generation or older ones (`Serving.begin`).
-        output: tokens generated so far; they survive preemption.
-        num_reported: how many of these the engine's caller has been told of.
-        logprobs: one entry per output token, if asked for.
-        prompt_logprobs: one entry per prompt token, if asked for; None for the first token, and for those before
-            `logprobs_from`.
-        pooled: what `pooling` asks for of the prompt so far: the sum of its hidden states float32[D], or with "none"
-            all of them float32[T, D]; None before.
-        num_cached_tokens: prompt tokens that the first prefill skipped.
-        look_up: what the prefix cache knew of the prompt, and why it hit no further.
-        drafts: counts of the drafts that were judged.
-        without_drafts: numbers were not finite in a window of drafts, which may be the fault of a draft.
-        finish_reason: None while it runs, then "stop", "length", "abort", or "error" if the model's numbers for it were
-            not finite.
-        stop_reason: the stop token id that ended it, if that is not one of the model's own.
-        packed: int32[n] its sampling parameters as steps read them; None until a step has packed them.
+        output: what has come of it, as the scheduler receives it.
+        hit: what the prefix cache had of its prompt.
+        course: how it has fared in the scheduler.
+        notes: the engine's.
     """
 
     request_id: str
@@ -82,28 +142,23 @@ class Request:
     logprobs_from: int = 1
     pooling: Pooling | None = None
     reads_only: bool = False
-    generation: int = 0
-    output: list[int] = field(default_factory=list)
-    num_reported: int = 0
-    logprobs: list = field(default_factory=list)
-    prompt_logprobs: list = field(init=False)
-    pooled: np.ndarray | None = field(default=None, repr=False)
-    num_cached_tokens: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-    without_drafts: bool = False
-    look_up: LookUp | None = None
-    num_preemptions: int = 0
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-    packed: np.ndarray | None = field(default=None, repr=False)
+    output: Output = field(init=False, default_factory=Output)
+    hit: Hit = field(init=False, default_factory=Hit)
+    course: Course = field(init=False, default_factory=Course)
+    notes: EngineNotes = field(init=False, default_factory=EngineNotes)
 
     def __post_init__(self) -> None:
-        self.prompt_logprobs = [None] * self.logprobs_from
+        self.output.prompt_logprobs += [None] * self.logprobs_from
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never sent back and has no tokens. What it finds of its own tokens later is no hit."""
+        return not (self.course.num_preemptions or self.output.token_ids)
 
     @property
     def one_by_one(self) -> bool:
         """Whether each of its tokens must be known before the next one is planned, so that nothing is drafted."""
-        return self.constraint is not None or self.without_drafts
+        return self.constraint is not None or self.course.without_drafts
 
     @property
     def adjusts_logits(self) -> bool:
@@ -115,7 +170,7 @@ class Request:
     def lacks_prompt_logprobs(self) -> bool:
         """Whether it still needs log-probabilities of its prompt."""
         wanted = self.params.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < len(self.prompt)
+        return wanted and len(self.output.prompt_logprobs) < len(self.prompt)
 
     @property
     def first_read(self) -> int | None:
@@ -123,7 +178,7 @@ class Request:
 
         No hit may reach further.
         """
-        if self.pooling in ("mean", "none") and not self.output:
+        if self.pooling in ("mean", "none") and not self.output.token_ids:
             return 0
         return self.logprobs_from - 1 if self.lacks_prompt_logprobs else None
 
@@ -139,22 +194,23 @@ class Request:
             logprobs: a `TokenLogprobs` for each token after `start`, up to the one that follows the chunk, or none.
             hidden: as `PrefillRow.hidden`.
         """
+        output = self.output
         if logprobs:
             known = max(self.logprobs_from, start + 1)
-            self.prompt_logprobs[known:] = logprobs[known - start - 1 :]
+            output.prompt_logprobs[known:] = logprobs[known - start - 1 :]
         if hidden is not None:
-            before = None if self.pooling == "last" or start == 0 else self.pooled
+            before = None if self.pooling == "last" or start == 0 else output.pooled
             if before is None:
-                self.pooled = hidden
+                output.pooled = hidden
             elif self.pooling == "none":
-                self.pooled = np.concatenate([before[:start], hidden])
+                output.pooled = np.concatenate([before[:start], hidden])
             else:
-                self.pooled = before + hidden
+                output.pooled = before + hidden
 
     @property
     def tokens(self) -> list[int]:
         """Prompt and output together."""
-        return self.prompt + self.output
+        return self.prompt + self.output.token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +233,7 @@ class NewTokens:
     """What one plan brought to one request.
 
     Attributes:
-        request: the request; its `output`, and its `finish_reason` if it is finished, are already up to date.
+        request: the request; its `output` is already up to date.
         new_token_ids: its new tokens, the stop token included.
         new_logprobs: one `TokenLogprobs` per new token if asked for, else empty.
         finished: no more tokens will come.

@@ -148,7 +148,7 @@ class Scheduler:
         # The one token that is drawn for a request that only reads is never fed.
         room = 1 if request.reads_only else self.max_output(prompt_len)
         limit = prompt_len + min(request.max_tokens, room)
-        request.drafts.depth = self.drafts.depth
+        request.course.drafts.depth = self.drafts.depth
         sequence = Sequence(request=request, arrival=self._num_arrivals, limit=limit)
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -162,9 +162,9 @@ class Scheduler:
         prompts that go on from there wait for it.
         """
         sequence = self._sequences.get(request_id)
-        if sequence is None or (sequence.phase is Phase.STOPPING and not sequence.starts_over):
+        if sequence is None or sequence.request.output.finish_reason is not None:
             return False
-        sequence.request.finish_reason, sequence.starts_over = "abort", False
+        sequence.request.output.finish_reason, sequence.in_flight.starts_over = "abort", False
         if sequence.phase is Phase.WAITING:
             self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)
@@ -182,11 +182,6 @@ class Scheduler:
     def num_flights(self) -> int:
         """Plans made and not received."""
         return len(self._flights)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self.admission.waiting)
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -206,7 +201,7 @@ class Scheduler:
         if turn.empty:
             return NEED_RESULTS if self._flights else None
         for sequence in turn.plan.sequences:
-            sequence.num_flights += 1
+            sequence.in_flight.num_plans += 1
         self._flights.append(turn.plan)
         self.counters.plans += 1
         return turn.plan
@@ -220,7 +215,8 @@ class Scheduler:
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
         turn = self._begin_turn()
-        turn.close_holes(self.seats.rows)
+        turn.plan.moves = self.seats.close_holes(turn.shapes.decode_rows)
+        self.counters.moves += len(turn.plan.moves)
         for sequence in self.seats.running:
             self.memory.promise(sequence)
         for sequence in list(self.seats.running):
@@ -263,7 +259,7 @@ class Scheduler:
         self.memory.withdraw(sequence)
         self.memory.finish(sequence, for_good=False)
         self.seats.leave(sequence)
-        sequence.request.num_preemptions += 1
+        sequence.request.course.num_preemptions += 1
         self.counters.preemptions += 1
         sequence.wait_again()
         self.memory.announce(sequence)
@@ -278,11 +274,11 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         """Takes a running sequence out as soon as no plan in flight names it."""
-        if sequence.num_flights == 0:
+        if sequence.in_flight.num_plans == 0:
             self._finish(sequence)
         else:
             self.memory.withdraw(sequence)
-            if not sequence.damaged:
+            if not sequence.in_flight.damaged:
                 self.memory.foretell(sequence)
             sequence.phase = Phase.STOPPING
 
@@ -309,7 +305,7 @@ class Scheduler:
         sequences = plan.sequences
         # Before the rows are settled: a sequence that fails there ends at once unless another plan names it.
         for sequence in sequences:
-            sequence.num_flights -= 1
+            sequence.in_flight.num_plans -= 1
         news: dict[Sequence, NewTokens] = {}
         for chunk in plan.prefill:
             chunk.request.note_prompt(chunk.start, chunk.prompt_logprobs, chunk.hidden)
@@ -318,23 +314,24 @@ class Scheduler:
                 self._settle(news, row)
         self.pace.ran(plan)
         for sequence in sequences:
-            if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
-                (self._send_back if sequence.starts_over else self._finish)(sequence)
+            if sequence.phase is Phase.STOPPING and sequence.in_flight.num_plans == 0:
+                (self._send_back if sequence.in_flight.starts_over else self._finish)(sequence)
         return list(news.values())
 
     def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
         sequence, tokens = row.sequence, row.new_tokens
         # After a stop token the row is inert, so the plans that were in flight bring nothing for it.
-        most = 0 if sequence.stopped else row.most_tokens
+        most = 0 if sequence.in_flight.stopped else row.most_tokens
         least = 0 if row.not_finite else min(1, most)
         if not least <= len(tokens) <= most:
             raise ValueError(
                 f"Scheduler: request {sequence.owner!r} must bring {least} to {most} tokens, got {tokens}"
             )
         if row.num_tokens:
-            self.memory.settle(sequence, row.num_tokens, len(tokens))
+            sequence.settle(row.num_tokens, len(tokens))
+            self.memory.settle(sequence)
         if isinstance(row, DecodeRow):
-            row.request.drafts.add(row.verified)
+            row.request.course.drafts.add(row.verified)
             self.drafts.add(row.verified)
             self.pace.learn(sequence, row.verified)
         if tokens:
@@ -360,21 +357,21 @@ class Scheduler:
         In a window of drafts, a draft that nobody wanted may have spoilt the others: a kernel multiplies what may not
         be seen by zero, and zero times NaN is NaN. So the sequence goes on from its last token, without drafts.
         """
-        sequence = row.sequence
-        if sequence.starts_over:
+        sequence, in_flight, course = row.sequence, row.sequence.in_flight, row.request.course
+        if in_flight.starts_over:
             return
         drafted = isinstance(row, DecodeRow) and self.engine.speculation is not None
-        if drafted and not sequence.request.without_drafts and sequence.phase is Phase.DECODE:
+        if drafted and not course.without_drafts and sequence.phase is Phase.DECODE:
             LOG.info("request %s goes on without drafts: numbers are not finite", sequence.owner)
-            sequence.request.without_drafts = sequence.stopped = sequence.starts_over = True
+            course.without_drafts = in_flight.stopped = in_flight.starts_over = True
             sequence.phase = Phase.STOPPING  # until no plan in flight names it
             return
-        sequence.damaged = True
+        in_flight.damaged = True
         if sequence.phase not in (Phase.PREFILL, Phase.DECODE):
             return
         # The device has stopped the row only where it could draw no token.
-        sequence.stopped |= isinstance(row, DecodeRow) or (row.samples and not row.new_tokens)
-        sequence.request.finish_reason = "error"
+        in_flight.stopped |= isinstance(row, DecodeRow) or (row.samples and not row.new_tokens)
+        sequence.request.output.finish_reason = "error"
         news.setdefault(sequence, NewTokens(request=sequence.request)).finished = True
         self._stop(sequence)
 
@@ -409,14 +406,8 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix tree; running sequences go on with what they hold."""
-        if self.memory.tree is None:
-            return
-        self.memory.tree.reset()
-        for sequence in self._sequences.values():
-            sequence.waits_for = None
-            if sequence.end_node is not None:
-                self.memory.announce(sequence)
-            sequence.wanted_version = -1
+        self.memory.reset_tree(self._sequences.values())
+        self.admission.look_again()
 
     # --- looking at it --------------------------------------------------------------------------
 
@@ -446,7 +437,7 @@ class Scheduler:
             live_requests=(len(self._sequences), len(self.seats.running) + len(queue)),
         )
         if tree is not None:
-            expected = sorted(s.owner for s in self._sequences.values() if s.expected)
+            expected = sorted(s.owner for s in self._sequences.values() if s.announced.expected)
             waiting = sorted(s.owner for s in queue if s.uses_cache)
             agree(
                 "scheduler",
@@ -456,15 +447,16 @@ class Scheduler:
 
     def _check_running(self, sequence: Sequence) -> None:
         """Checks one sequence: its flights, where its checkpoint stands, and its hold on that checkpoint."""
-        checkpoint, real, flights = sequence.real_checkpoint, sequence.real_position, self._flights
+        held, real, flights = sequence.held, sequence.real_position, self._flights
+        checkpoint = held.real_checkpoint
         assert checkpoint <= real <= checkpoint + self.geometry.grain, (
             f"scheduler: {sequence.owner} at {real}, checkpoint {checkpoint}"
         )
         rows = [row for plan in flights for row in plan.rows if row.sequence is sequence]
         agree(
             f"scheduler: {sequence.owner}",
-            flights=(sequence.num_flights, sum(sequence in plan.sequences for plan in flights)),
+            flights=(sequence.in_flight.num_plans, sum(sequence in p.sequences for p in flights)),
             tokens_at_most=(sequence.position, real + sum(row.num_tokens for row in rows)),
         )
-        if sequence.slot:
-            self.memory.slots.resolve(sequence.slot)
+        if held.slot:
+            self.memory.slots.resolve(held.slot)

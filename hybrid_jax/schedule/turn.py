@@ -58,38 +58,22 @@ class Turn:
         plan = self.plan
         return not (plan.rows or plan.moves or plan.saves or plan.loads)
 
-    def close_holes(self, rows: list[Sequence | None]) -> None:
-        """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""
-        seated = [sequence for sequence in rows if sequence is not None]
-        free = (row for row, sequence in enumerate(rows) if sequence is None)
-        target = next(free, len(rows))
-        for sequence in reversed(seated):
-            source = sequence.row
-            # The shape is that of the highest row. Between two of its sizes, a move would gain nothing.
-            if not any(target < size <= source for size in self.shapes.decode_rows):
-                return
-            if sequence.phase is Phase.DECODE:
-                rows[source], rows[target], sequence.row = None, sequence, target
-                self.plan.moves.append((source, target))
-                self.counters.moves += 1
-                target = next(free, len(rows))
-
     def chunk(self, sequence: Sequence) -> bool:
         """Plans the next chunk of a prompt if the budget has room; returns False if there is not enough memory."""
-        geometry, start = self.geometry, sequence.position
+        geometry, held, start = self.geometry, sequence.held, sequence.position
         if self.full:
             return True
         end = start + self._chunk_tokens(sequence.goal - start)
         last = geometry.align(sequence.goal - 1)
         # A checkpoint comes only at the end of a chunk, so the chunk ends where others will resume.
         if geometry.has_state:
-            end = min([end, *(w for w in sequence.wanted if start < w < last)])
+            end = min([end, *(w for w in sequence.announced.wanted if start < w < last)])
         final = end == sequence.goal
         # A row that decodes needs at least one token in its ring: the last checkpoint stays before the prompt's end.
         checkpoint = max(geometry.align(end - 1), start) if final else end
         if not self.memory.grow_chunk(sequence, end):
             return False
-        slot: int | None = sequence.slot
+        slot: int | None = held.slot
         if checkpoint > start:
             slot = self.memory.slot_to_write(sequence)
         if slot is None:
@@ -103,10 +87,10 @@ class Turn:
                 row=sequence.row,
                 tokens=sequence.prompt[start:end].tolist(),
                 start=start,
-                read_slot=self.memory.slots.resolve(sequence.slot),
+                read_slot=self.memory.slots.resolve(held.slot),
                 write_slot=self.memory.slots.resolve(slot) if checkpoint > start else 0,
                 state_len=checkpoint - start,
-                pages=sequence.pages[: geometry.num_pages(end)],
+                pages=held.pages[: geometry.num_pages(end)],
                 copies=copies,
                 samples=final,
             )
@@ -114,9 +98,9 @@ class Turn:
         if checkpoint > start:
             self.memory.advance(sequence, checkpoint, slot)
             # Other checkpoints stay out of the tree: nobody shares them, so the next chunk may overwrite them.
-            if not geometry.has_state or checkpoint in sequence.wanted:
+            if not geometry.has_state or checkpoint in sequence.announced.wanted:
                 self._published.append(sequence)
-        sequence.position = sequence.real_position = end
+        sequence.stand_at(end)
         if final:
             sequence.phase = Phase.DECODE
             self.ended.append(sequence)
@@ -154,9 +138,10 @@ class Turn:
     def decode(self, sequence: Sequence) -> bool:
         """Plans the next tokens, up to the row's limit; returns False if there is not enough memory for even one."""
         position, memory, geometry = sequence.position, self.memory, self.geometry
-        if sequence.request.one_by_one and sequence.num_flights:
+        held, one_by_one = sequence.held, sequence.request.one_by_one
+        if one_by_one and sequence.in_flight.num_plans:
             return True  # which tokens may come next depends on what is in flight
-        most = 1 if sequence.request.one_by_one else self._num_steps * self.plan.window
+        most = 1 if one_by_one else self._num_steps * self.plan.window
         # The last token that the limit allows is drawn and never fed.
         tokens = min(most, sequence.limit - position - 1)
         if tokens <= 0:
@@ -166,32 +151,28 @@ class Turn:
         checkpoint = geometry.checkpoint(position)
         # So many tokens fit into the ring. The next one needs a fold first, and the fold needs a slot.
         before_fold = checkpoint + geometry.grain - position
-        if 0 < tokens and before_fold < tokens:
-            target = memory.slot_to_write(sequence)
-            if target is None:
-                tokens = before_fold
-            else:
-                sequence.slot = target
+        if 0 < tokens and before_fold < tokens and not memory.plan_fold(sequence):
+            tokens = before_fold
         if tokens <= 0:
-            if not (sequence.reserved_slot or sequence.kept_slot):
+            if not (held.reserved_slot or held.kept_slot):
                 return False
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
         # Whether a fold in flight took place is not known yet, because the row may have met a stop token before it. So
         # the plan names the last checkpoint that is known and the slot of all later ones. The device chooses by length.
-        folds = geometry.checkpoint(position + tokens) > sequence.real_checkpoint
+        folds = geometry.checkpoint(position + tokens) > held.real_checkpoint
         self.plan.decode.append(
             DecodeRow(
                 sequence=sequence,
                 row=sequence.row,
                 position=position,
-                checkpoint=sequence.real_checkpoint,
-                read_slot=memory.slots.resolve(sequence.real_slot),
-                fold_slot=memory.slots.resolve(sequence.slot) if folds else 0,
+                checkpoint=held.real_checkpoint,
+                read_slot=memory.slots.resolve(held.real_slot),
+                fold_slot=memory.slots.resolve(held.slot) if folds else 0,
                 num_tokens=tokens,
                 num_steps=min(tokens, self._num_steps),
                 drafts=self._drafts.get(sequence, []),
-                pages=sequence.pages[: geometry.num_pages(position + tokens)],
+                pages=held.pages[: geometry.num_pages(position + tokens)],
             )
         )
         sequence.position += tokens

@@ -114,31 +114,34 @@ class FakeEngine:
             raise self.raises_for[1]
         results = []
         for request in list(self.requests.values())[: self.engine_config.max_rows]:
-            if not request.output:
+            if not request.output.token_ids:
                 key, grain = tuple(request.prompt), self.engine_config.grain
                 if key in self.seen:
-                    request.num_cached_tokens = (len(key) - 1) // grain * grain
+                    request.hit.num_tokens = (len(key) - 1) // grain * grain
                 self.seen.add(key)
             new = []
-            while len(new) < self.engine_config.steps_per_dispatch and not request.finish_reason:
+            while (
+                len(new) < self.engine_config.steps_per_dispatch
+                and not request.output.finish_reason
+            ):
                 new.append(self.next_token(request))
-                request.output.append(new[-1])
-                request.logprobs.append(self.logprobs(request, new[-1]))
+                request.output.token_ids.append(new[-1])
+                request.output.logprobs.append(self.logprobs(request, new[-1]))
                 if new[-1] in request.stop_ids:
-                    request.finish_reason = "stop"
+                    request.output.finish_reason = "stop"
                     if new[-1] not in self.config.eos_token_ids:
-                        request.stop_reason = new[-1]
-                elif len(request.output) == request.max_tokens:
-                    request.finish_reason = "length"
-            finished = request.finish_reason is not None
+                        request.output.stop_reason = new[-1]
+                elif len(request.output.token_ids) == request.max_tokens:
+                    request.output.finish_reason = "length"
+            finished = request.output.finish_reason is not None
             if finished:
                 del self.requests[request.request_id]
-            results.append(StepOutput(request, new, request.logprobs[-len(new) :], finished))
+            results.append(StepOutput(request, new, request.output.logprobs[-len(new) :], finished))
         return results
 
     def next_token(self, request):
         text = self.script
-        return text[(len(request.output) + 4 * request.sample_index) % len(text)]
+        return text[(len(request.output.token_ids) + 4 * request.sample_index) % len(text)]
 
     def logprobs(self, request, token):
         if request.params.logprobs is None:

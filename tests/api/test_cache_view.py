@@ -38,8 +38,8 @@ class Asked:
     def ask(self, prompt):
         request = self.engine.add(prompt, max_tokens=1)
         self.engine.run()
-        hit = request.num_cached_tokens
-        self.seen[request.request_id] = len(request.prompt), hit, request.look_up
+        hit = request.hit.num_tokens
+        self.seen[request.request_id] = len(request.prompt), hit, request.hit.look_up
         return str(self.view.explain(request.request_id))
 
 

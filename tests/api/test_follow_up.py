@@ -104,7 +104,7 @@ class Caller:
         self.loop.start([call])
         self.turns(lambda: call.over)
         request = job.completions[0].request
-        return request.num_cached_tokens, request.look_up
+        return request.hit.num_tokens, request.hit.look_up
 
 
 def ends_by_itself(caller, call, job, shown):
@@ -220,4 +220,4 @@ def test_the_last_state_before_a_stop_string_needs_no_memory_that_others_need():
     engine = Engine.make(num_frames=17, max_slots=30, vocab=VOCAB)
     request = engine.add(PROMPT, max_tokens=200, stop=["none"], stop_ids=())
     engine.run()
-    assert len(request.output) == 200 and engine.counters["memory_shortages"] == 0
+    assert len(request.output.token_ids) == 200 and engine.counters["memory_shortages"] == 0

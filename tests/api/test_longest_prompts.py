@@ -50,7 +50,7 @@ def test_a_prompt_that_is_read_may_fill_model_and_pool():
     engine = Engine.make(max_model_len=128)
     request = engine.add([1] * 128, max_tokens=1, reads_only=True, stop_ids=())
     engine.run()
-    assert len(request.output) == 1
+    assert len(request.output.token_ids) == 1
     with pytest.raises(
         ValueError, match=re.escape("prompt of 129 tokens and 1 to generate need 130")
     ):

@@ -86,7 +86,7 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
         engine.add(request)
     while engine.has_work:
         engine.step()
-    return [r.output for r in asked], sum(r.num_cached_tokens for r in asked)
+    return [r.output.token_ids for r in asked], sum(r.hit.num_tokens for r in asked)
 
 
 def step_and_specs(

@@ -67,7 +67,7 @@ def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool 
     assert (
         engine.engine_config.exact or engine.engine_config.max_rows == 1 or engine.stats()["forks"]
     )
-    assert all(request.finish_reason in ("stop", "length") for request in outputs.values())
+    assert all(request.output.finish_reason in ("stop", "length") for request in outputs.values())
 
 
 @pytest.mark.parametrize("exact", [False, True])

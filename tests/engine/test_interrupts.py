@@ -59,6 +59,7 @@ TURN = (
     Scheduler.receive,
     Scheduler._settle,
     Scheduler._accept,
+    Sequence.settle,
     Sequence.report,
     Scheduler._finish,
     Memory._start,
@@ -139,8 +140,8 @@ def serve(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]]
                 assert [e.token_id for e in entry.new_logprobs] == entry.new_token_ids
     assert sorted(finished) == sorted(reported), f"finished {finished}"
     for request in requests:
-        assert request.output == reported[request.request_id]
-        assert request.finish_reason in ("stop", "length")
+        assert request.output.token_ids == reported[request.request_id]
+        assert request.output.finish_reason in ("stop", "length")
     return reported, raised
 
 
@@ -150,7 +151,7 @@ def expected(engine) -> dict[str, list[int]]:
     engine.reset_prefix_cache()
     requests = make_requests()
     reported = serve(engine, requests)[0]
-    reasons = [request.finish_reason for request in requests]
+    reasons = [request.output.finish_reason for request in requests]
     assert reasons == ["length", "length", "stop", "length", "length"]
     return reported
 
@@ -351,7 +352,7 @@ def test_a_failure_that_stays_is_raised_every_time_and_ends_with_its_cause(
     while engine.has_work:
         engine.step()
         engine.scheduler.check_invariants()
-    assert requests[0].output == expected["0"]
+    assert requests[0].output.token_ids == expected["0"]
 
 
 def test_recovery_is_counted_and_keeps_the_other_counters(engine):

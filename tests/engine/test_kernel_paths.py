@@ -106,8 +106,8 @@ def test_tokens_are_those_of_xla_where_layers_after_a_cut_share(name):
             engine.add(last)
             while engine.has_work:
                 engine.step()
-        scores = [entry.logprob for entry in last.prompt_logprobs[1:]]
-        found[kernels] = (*got, last.output), np.array(scores)
+        scores = [entry.logprob for entry in last.output.prompt_logprobs[1:]]
+        found[kernels] = (*got, last.output.token_ids), np.array(scores)
     assert found["pallas"][0] == found["xla"][0] and found["xla"][0][1] > 0
     np.testing.assert_allclose(found["pallas"][1], found["xla"][1], atol=1e-4)
 
@@ -149,8 +149,11 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache(name):
         while engine.has_work:
             engine.step()
     cold, hit = runs
-    assert cold.num_cached_tokens == 0 < hit.num_cached_tokens
-    assert cold.output == hit.output and cold.logprobs == hit.logprobs
+    assert cold.hit.num_tokens == 0 < hit.hit.num_tokens
+    assert (
+        cold.output.token_ids == hit.output.token_ids
+        and cold.output.logprobs == hit.output.logprobs
+    )
 
 
 @pytest.mark.slow
@@ -176,7 +179,12 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
         speculation = SpeculationConfig(num_tokens=3, tree=tree, adaptive=False)
         run = judged_on_pallas(*tiny_model(name), speculation, jobs)
     assert run.outputs == want
-    assert {accepted for r in run.requests for _, accepted in r.drafts.windows} == {0, 1, 2, 3}
+    assert {accepted for r in run.requests for _, accepted in r.course.drafts.windows} == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 @pytest.mark.slow
@@ -199,8 +207,8 @@ def test_layers_draft_on_kernels_what_they_draft_by_xla(name, method, tree):
         want = drive(engine_of("xla", *given, speculation=settings, memory=512 << 10), jobs)
         run = judged_on_pallas(*given, settings, jobs)
     assert run.outputs == want.outputs
-    windows = [request.drafts.windows for request in run.requests]
-    assert windows == [request.drafts.windows for request in want.requests]
+    windows = [request.course.drafts.windows for request in run.requests]
+    assert windows == [request.course.drafts.windows for request in want.requests]
     accepted = sum(windows, Counter())
     if method == "draft" and tree is None:
         assert not [drafted for drafted, right in accepted if right < drafted]

@@ -108,7 +108,7 @@ def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
         seed=0,
     )
     engine.add(request)
-    while len(request.output) < 8:
+    while len(request.output.token_ids) < 8:
         engine.step()
     for call in engine.background.values():
         call()
@@ -141,16 +141,16 @@ def test_a_busy_engine_takes_what_was_compiled_in_the_background(engine):
         return request
 
     first = add("0")
-    while len(first.output) < 2:
+    while len(first.output.token_ids) < 2:
         engine.step()
     for call in engine.background.values():
         call()
     for number in range(1, 9):
         last = add(str(number))
-        while len(last.output) < 2:
+        while len(last.output.token_ids) < 2:
             engine.step()
         assert engine.has_work
-        if first.finish_reason is None:
+        if first.output.finish_reason is None:
             assert set(shapes) == {(1, 512), (3, 1)}
     assert (1, 128) in shapes[-8:] and (1, 512) not in shapes[-8:]
 

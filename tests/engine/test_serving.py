@@ -18,7 +18,7 @@ from hybrid_jax.engine.programs import serving
 from hybrid_jax.engine.programs.serving import StepKey
 from hybrid_jax.engine.steps.step import PLAIN, WHOLE, StepKind
 from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
-from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.request import EngineNotes, Request
 from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
 
@@ -60,7 +60,7 @@ class Chooser:
 
 
 def row_of(generation: int) -> SimpleNamespace:
-    return SimpleNamespace(request=SimpleNamespace(generation=generation))
+    return SimpleNamespace(request=SimpleNamespace(notes=EngineNotes(generation=generation)))
 
 
 def plain_request(**asks) -> Request:
@@ -230,7 +230,7 @@ def answers(engine: Engine, requests: list[Request]) -> dict[str, tuple]:
         engine.add(request)
     while engine.has_work:
         engine.step()
-    return {r.request_id: (tuple(r.output), tuple(r.logprobs)) for r in requests}
+    return {r.request_id: (tuple(r.output.token_ids), tuple(r.output.logprobs)) for r in requests}
 
 
 def programs(engine: Engine) -> list[tuple]:

@@ -57,7 +57,7 @@ def made(model, speculation: SpeculationConfig, **wanted) -> list[Request]:
 def both(model, request: Request) -> tuple[np.ndarray, np.ndarray]:
     """Logits [tokens, V] of the model and of the head on its cut, in front of each token of an output."""
     (config, params), begin = model, len(request.prompt) - 1
-    tokens = jnp.array([[*request.prompt, *request.output]])
+    tokens = jnp.array([[*request.prompt, *request.output.token_ids]])
     valid, mix = decoder.whole_sequences(tokens, jnp.array([tokens.shape[1]]))
     stack = ExitStack(params, config)
     early = stack.logits(stack.through(tokens, None, valid, mix, XLA))
@@ -69,7 +69,7 @@ def kept(model, request: Request) -> list[int]:
     """The tokens of an output that the model would not have drawn, all of which the head must have been sure of."""
     late, early = both(model, request)
     found = []
-    for place, token in enumerate(request.output):
+    for place, token in enumerate(request.output.token_ids):
         if token != late[place].argmax():
             assert token == early[place].argmax(), place
             assert jax.nn.softmax(early[place])[token] > LIMIT
@@ -86,13 +86,15 @@ def test_tokens_are_the_models_or_the_heads_where_it_was_sure(model):
 @left_to_all("asked1")
 def test_requests_whose_logits_are_adjusted_are_judged(model, asked):
     plain = made(model, replace(EXIT, unjudged_above=None), **asked)
-    assert [one.output for one in made(model, EXIT, **asked)] == [one.output for one in plain]
+    assert [one.output.token_ids for one in made(model, EXIT, **asked)] == [
+        one.output.token_ids for one in plain
+    ]
 
 
 def test_a_head_that_is_never_so_sure_changes_nothing(model):
     sure = replace(EXIT, unjudged_above=1 - 1e-9)
     plain, found = made(model, replace(EXIT, unjudged_above=None)), made(model, sure)
-    assert [one.output for one in found] == [one.output for one in plain]
+    assert [one.output.token_ids for one in found] == [one.output.token_ids for one in plain]
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ class Plain:
             if allowed is not None:
                 bias[row][:, [t for t in range(vocab) if t not in allowed]] = -np.inf
             if request.constraint is not None:
-                for index in range(len(request.output)):
-                    words = request.constraint.mask(request.output[:index])
+                for index in range(len(request.output.token_ids)):
+                    words = request.constraint.mask(request.output.token_ids[:index])
                     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab]
                     bias[row, len(request.prompt) + index - 1, bits == 0] = -np.inf
         return bias
@@ -146,23 +146,28 @@ class Plain:
         found = []
         for row, request in enumerate(requests):
             first = len(request.prompt)
-            self.num_tokens += len(request.output)
-            for index, got in enumerate(request.output):
+            self.num_tokens += len(request.output.token_ids)
+            for index, got in enumerate(request.output.token_ids):
                 place = (row, first + index - 1)
                 want = int(choices[place])
                 if got != want:
                     gap = float(scores[place][want] - scores[place][got])
                     mismatch = Mismatch(request.request_id, first + index, got, want, gap)
                     (self.excused if gap <= self.gap else found).append(mismatch)
-                if request.logprobs:
-                    entry = request.logprobs[index]
+                if request.output.logprobs:
+                    entry = request.output.logprobs[index]
                     found += self._logprob(request, first + index, logits[place], entry)
             found += _endings(request)
-            if request.params.prompt_logprobs is not None and request.finish_reason != "abort":
+            if (
+                request.params.prompt_logprobs is not None
+                and request.output.finish_reason != "abort"
+            ):
                 known = request.logprobs_from
-                assert len(request.prompt_logprobs) == first and request.num_cached_tokens < known
-                assert request.prompt_logprobs[:known] == [None] * known
-                for index, entry in enumerate(request.prompt_logprobs[known:], start=known):
+                assert (
+                    len(request.output.prompt_logprobs) == first and request.hit.num_tokens < known
+                )
+                assert request.output.prompt_logprobs[:known] == [None] * known
+                for index, entry in enumerate(request.output.prompt_logprobs[known:], start=known):
                     assert entry.token_id == request.prompt[index]
                     found += self._logprob(request, index, logits[row, index - 1], entry)
         pooling = [request for request in requests if request.pooling is not None]
@@ -175,7 +180,7 @@ class Plain:
         how = {"config": self.config, "kv_dtype": self.kv_dtype}
         hidden = np.asarray(_hidden(self.params, tokens, np.int32([first]), **how))[0, :first]
         want = hidden[-1] if request.pooling == "last" else hidden.sum(axis=0)
-        error = np.abs(want - request.pooled).max() / np.abs(want).max()
+        error = np.abs(want - request.output.pooled).max() / np.abs(want).max()
         if error <= self.logprob_error:  # NaN is a mismatch
             return []
         return [Mismatch(request.request_id, first, 0, 0, float(error))]
@@ -194,16 +199,23 @@ class Plain:
 
 def _endings(request: Request) -> list[Mismatch]:
     """Ended where it had to: at the first stop token, or at its limit."""
-    stops = [i for i, token in enumerate(request.output) if token in request.stop_ids]
+    stops = [i for i, token in enumerate(request.output.token_ids) if token in request.stop_ids]
     end = stops[0] + 1 if stops else request.max_tokens
     reason = "stop" if stops else "length"
-    if request.constraint is not None and not request.constraint.mask(request.output).any():
-        end, reason = len(request.output), "stop"
-    if request.finish_reason == "abort" or (
-        len(request.output) == end and request.finish_reason == reason
+    if (
+        request.constraint is not None
+        and not request.constraint.mask(request.output.token_ids).any()
+    ):
+        end, reason = len(request.output.token_ids), "stop"
+    if request.output.finish_reason == "abort" or (
+        len(request.output.token_ids) == end and request.output.finish_reason == reason
     ):
         return []
-    return [Mismatch(request.request_id, len(request.tokens), len(request.output), end, np.inf)]
+    return [
+        Mismatch(
+            request.request_id, len(request.tokens), len(request.output.token_ids), end, np.inf
+        )
+    ]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))

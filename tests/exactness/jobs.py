@@ -93,14 +93,17 @@ class Run:
 
     @property
     def outputs(self) -> list[list[int]]:
-        return [request.output for request in self.requests]
+        return [request.output.token_ids for request in self.requests]
 
     @property
     def bits(self) -> list[tuple]:
         """Tokens and the exact bits of their log-probabilities."""
         return [
-            (tuple(r.output), np.float32([e.logprob for e in r.logprobs]).tobytes().hex())
-            + tuple(tuple(entry.top) for entry in r.logprobs)
+            (
+                tuple(r.output.token_ids),
+                np.float32([e.logprob for e in r.output.logprobs]).tobytes().hex(),
+            )
+            + tuple(tuple(entry.top) for entry in r.output.logprobs)
             for r in self.requests
         ]
 
@@ -110,7 +113,7 @@ class Run:
 
     @property
     def cached(self) -> list[int]:
-        return [request.num_cached_tokens for request in self.requests]
+        return [request.hit.num_tokens for request in self.requests]
 
 
 def drive(
@@ -140,7 +143,10 @@ def drive(
         if step % check_every == 0:
             engine.scheduler.check_invariants()
         for job, request in aborting:
-            if request.finish_reason is None and len(request.output) >= job.abort_at:
+            if (
+                request.output.finish_reason is None
+                and len(request.output.token_ids) >= job.abort_at
+            ):
                 engine.abort(request.request_id)
                 engine.scheduler.check_invariants()
         if step in forget_at:

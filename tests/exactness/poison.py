@@ -64,7 +64,7 @@ class Poison:
                 columns[row] = committed
             prefills = sequence.phase is Phase.PREFILL
             num_tokens = sequence.position if prefills else lengths[row]
-            for index, page in enumerate(sequence.pages):
+            for index, page in enumerate(sequence.held.pages):
                 for place, frame in enumerate(page):
                     which[frame] = place
                     if frames.holders(frame) == 1:

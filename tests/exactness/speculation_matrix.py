@@ -172,8 +172,8 @@ class Subject:
         with short_of_memory(self.engine, at=SHORT_AT if tiny else ()):
             run = drive(self.engine, jobs, self.poison)
         for request in run.requests:
-            self.tokens += len(request.output)
-            for (_, accepted), windows in request.drafts.windows.items():
+            self.tokens += len(request.output.token_ids)
+            for (_, accepted), windows in request.course.drafts.windows.items():
                 self.accepted[accepted] += windows
         self.moved.update({name: int(count) for name, count in run.moved.items()})
         return run, self.plain.mismatches(run.requests)
@@ -220,7 +220,7 @@ class Subject:
             for job, request in zip(jobs, run.requests, strict=True)
             if job.allowed_token_ids is None and job.repetition_penalty == 1.0
         ]
-        windows = sum((request.drafts.windows for request in free), Counter())
+        windows = sum((request.course.drafts.windows for request in free), Counter())
         return [f"{n} windows {w}" for w, n in windows.items() if w[0] != w[1]]
 
 

@@ -29,7 +29,7 @@ def test_the_same_run_twice(bench):
         runs.append(bench.run(jobs_of(bench)))
     assert runs[0].bits == runs[1].bits
     assert runs[0].folds >= 5
-    assert all(np.isfinite(e.logprob) for r in runs[0].requests for e in r.logprobs)
+    assert all(np.isfinite(e.logprob) for r in runs[0].requests for e in r.output.logprobs)
 
 
 def test_batch_mates_and_rows_change_no_bit(bench):

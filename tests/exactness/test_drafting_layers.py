@@ -41,7 +41,7 @@ def test_a_second_model_like_the_first_is_always_right(name, plain_of):
         ]
         again, wrong = subject.drive(turns)
         assert wrong == [] and again.moved["cache_hits"] == len(turns)
-        windows = sum((r.drafts.windows for r in run.requests + again.requests), Counter())
+        windows = sum((r.course.drafts.windows for r in run.requests + again.requests), Counter())
         assert windows[3, 3] > 40
         assert not [drafted for drafted, accepted in windows if accepted < drafted]
 
@@ -77,9 +77,9 @@ def test_the_head_drafts_what_its_definition_says(monkeypatch):
     assert Plain(replace(config, mtp=()), params).mismatches(run.requests) == []
     right = 0
     for request in run.requests:
-        tokens, at = [*request.prompt, *request.output], len(request.prompt)
+        tokens, at = [*request.prompt, *request.output.token_ids], len(request.prompt)
         hidden = hidden_states(params, config, tokens)
-        for count, accepted in windows[id(request.drafts)]:
+        for count, accepted in windows[id(request.course.drafts)]:
             drafts = drafted(params, config, tokens[: at + 1], hidden[:at])
             agree = [a == b for a, b in zip(drafts[:count], tokens[at + 1 :], strict=False)]
             assert accepted == [*agree, False].index(False), (at, drafts, tokens[at : at + 4])

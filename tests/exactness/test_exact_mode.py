@@ -129,6 +129,6 @@ def test_log_probabilities_of_prompts_have_the_same_bits_beside_others(bench):
     expected = alone(bench, jobs)
     run = bench.check(jobs)
     assert run.bits == expected
-    entries = [[repr(entry) for entry in r.prompt_logprobs] for r in run.requests]
+    entries = [[repr(entry) for entry in r.output.prompt_logprobs] for r in run.requests]
     again = bench.check([replace(job, arrive=3 * i) for i, job in enumerate(jobs)])
-    assert [[repr(entry) for entry in r.prompt_logprobs] for r in again.requests] == entries
+    assert [[repr(entry) for entry in r.output.prompt_logprobs] for r in again.requests] == entries

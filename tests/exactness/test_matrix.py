@@ -99,7 +99,7 @@ def test_without_log_probabilities(bench_of):
     bench.forget()
     bare = bench.check([replace(job, logprobs=None) for job in jobs])
     assert bare.outputs == expected
-    assert not any(request.logprobs for request in bare.requests)
+    assert not any(request.output.logprobs for request in bare.requests)
 
 
 def test_outputs_cross_several_folds_and_pages(bench):
@@ -175,8 +175,10 @@ def test_stop_tokens_wait_for_the_least_length(bench):
     ]
     jobs[1] = replace(jobs[1], temperature=1.0)
     run = bench.check(jobs)
-    assert all(len(r.output) >= job.min_tokens for job, r in zip(jobs, run.requests, strict=True))
-    assert run.requests[2].finish_reason == "length"
+    assert all(
+        len(r.output.token_ids) >= job.min_tokens for job, r in zip(jobs, run.requests, strict=True)
+    )
+    assert run.requests[2].output.finish_reason == "length"
 
 
 def test_log_probabilities_of_prompts(bench):
@@ -190,8 +192,8 @@ def test_log_probabilities_of_prompts(bench):
         Job(prompt=prompt[:1], prompt_logprobs=1, max_tokens=20),
     ]
     run = bench.check([Job(prompt=prompt[:100], max_tokens=20), *jobs])
-    assert run.cached[0] == 96 and len(run.requests[1].prompt_logprobs[9].top) == 3
-    assert [len(r.prompt_logprobs) for r in run.requests] == [1, 150, 1, 77, 1]
+    assert run.cached[0] == 96 and len(run.requests[1].output.prompt_logprobs[9].top) == 3
+    assert [len(r.output.prompt_logprobs) for r in run.requests] == [1, 150, 1, 77, 1]
 
 
 PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
@@ -247,9 +249,9 @@ def test_constrained_rows_beside_free_ones(adjusted_bench):
     ]
     run = bench.check(jobs)
     for request in (run.requests[0], run.requests[2]):
-        remainders = np.array(request.output) % 5
+        remainders = np.array(request.output.token_ids) % 5
         assert ((remainders[1:] - remainders[:-1]) % 5 == 1).all()
-    assert run.requests[2].finish_reason == "stop" and len(run.outputs[2]) == 9
+    assert run.requests[2].output.finish_reason == "stop" and len(run.outputs[2]) == 9
 
 
 def test_penalties_survive_preemption(bench_of):
@@ -260,7 +262,7 @@ def test_penalties_survive_preemption(bench_of):
         for n, constraint in ((1, None), (2, Steps(bench.config.vocab_size)), (3, None))
     ]
     run = bench.check(jobs)
-    assert sum(request.num_preemptions for request in run.requests) > 0
+    assert sum(request.course.num_preemptions for request in run.requests) > 0
 
 
 def test_forks_of_a_constrained_prompt_survive_preemption(bench_of):
@@ -273,7 +275,7 @@ def test_forks_of_a_constrained_prompt_survive_preemption(bench_of):
     ]
     jobs.append(Job(prompt=bench.prompt(50, seed=2), seed=2, arrive=4, **asked))
     run = bench.check(jobs)
-    assert run.moved["forks"] == 1 and run.requests[1].num_preemptions >= 1
+    assert run.moved["forks"] == 1 and run.requests[1].course.num_preemptions >= 1
     assert run.outputs[0] != run.outputs[1]
     bench.start_over()
     alone = [bench.check([replace(job, group=None)]).outputs[0] for job in jobs]
@@ -315,7 +317,7 @@ def test_stop_tokens_end_a_row_on_the_device(bench):
         for n in range(20, 34)
     ]
     run = bench.check(jobs)
-    reasons = {request.finish_reason for request in run.requests}
+    reasons = {request.output.finish_reason for request in run.requests}
     assert reasons >= {"stop"}
     lengths = {len(output) for output in run.outputs}
     assert len(lengths) > 4, "stops at different steps of a dispatch"
@@ -327,7 +329,7 @@ def test_aborted_batch_mates_leave_no_trace(bench):
         for i, (n, abort) in enumerate([(40, None), (66, 7), (33, 20), (21, None), (34, 1)])
     ]
     run = bench.check(jobs)
-    assert [request.finish_reason for request in run.requests] == [
+    assert [request.output.finish_reason for request in run.requests] == [
         "abort" if job.abort_at else "length" for job in jobs
     ]
 
@@ -343,7 +345,7 @@ def test_a_stop_string_in_mid_flight_leaves_no_trace(bench_of, name, settings):
         *(Job(prompt=bench.prompt(n, seed=n), max_tokens=30) for n in (35, 50)),  # for its row
     ]
     stopped = bench.check(jobs)
-    reasons = [request.finish_reason for request in stopped.requests]
+    reasons = [request.output.finish_reason for request in stopped.requests]
     assert reasons == ["length", "length", "abort", "length", "length"]
     assert len(stopped.outputs[2]) == 13, "more than four steps at a time"
     planned, used = stopped.moved["decode_steps"], sum(len(o) - 1 for o in stopped.outputs)
@@ -351,7 +353,7 @@ def test_a_stop_string_in_mid_flight_leaves_no_trace(bench_of, name, settings):
     bench.forget()
     free = bench.check([replace(job, stop=(), abort_at=None) for job in jobs])
     assert free.bits[:2] == stopped.bits[:2]
-    assert free.requests[2].logprobs[:13] == stopped.requests[2].logprobs
+    assert free.requests[2].output.logprobs[:13] == stopped.requests[2].output.logprobs
 
 
 def test_preempted_rows_resume(bench):

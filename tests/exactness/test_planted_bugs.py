@@ -144,7 +144,7 @@ def test_a_bug_in_the_plans_is_reported(bench_of, bug):
 def test_a_shared_checkpoint_overwritten_is_noticed_by_the_books(bench_of):
     bench = bench_of(MODEL, "padded")
     choose = Memory.slot_to_write
-    in_place = lambda self, sequence: sequence.slot or choose(self, sequence)
+    in_place = lambda self, sequence: sequence.held.slot or choose(self, sequence)
     with (
         mock.patch.object(Memory, "slot_to_write", in_place),
         pytest.raises(

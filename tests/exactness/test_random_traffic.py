@@ -46,8 +46,8 @@ def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
             while bench.engine.has_work:
                 bench.engine.step()
         seen.update({key: value for key, value in run.moved.items() if value > 0})
-        seen["aborted"] += sum(request.finish_reason == "abort" for request in run.requests)
-        seen["stopped"] += sum(request.finish_reason == "stop" for request in run.requests)
+        seen["aborted"] += sum(request.output.finish_reason == "abort" for request in run.requests)
+        seen["stopped"] += sum(request.output.finish_reason == "stop" for request in run.requests)
 
     check()
     happened = [

@@ -70,8 +70,8 @@ def test_exact_mode_gives_the_same_bits_with_and_without_hits(bench_of):
 
     def bits(run):
         scores, *hidden = run.requests
-        values = [entry.logprob.hex() for entry in scores.prompt_logprobs[140:]]
-        return values, [request.pooled.tobytes() for request in hidden]
+        values = [entry.logprob.hex() for entry in scores.output.prompt_logprobs[140:]]
+        return values, [request.output.pooled.tobytes() for request in hidden]
 
     cold = []
     for job in jobs:
@@ -91,7 +91,7 @@ def test_a_prompt_that_is_begun_again_is_summed_once(bench_of):
         engine.add(request)
         engine.step()
         engine.step()
-        assert request.pooled is not None  # of a part of the prompt
+        assert request.output.pooled is not None  # of a part of the prompt
         engine._books_open = True  # as after a turn that failed
         while engine.has_work:
             engine.step()

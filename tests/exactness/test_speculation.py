@@ -43,7 +43,7 @@ def came(run) -> Counter:
     """How many windows had so many drafts accepted."""
     found: Counter = Counter()
     for request in run.requests:
-        for (_, accepted), windows in request.drafts.windows.items():
+        for (_, accepted), windows in request.course.drafts.windows.items():
             found[accepted] += windows
     return found
 

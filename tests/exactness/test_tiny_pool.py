@@ -150,7 +150,7 @@ def check(run: Run, page_tokens: int, policy: str) -> None:
     assert min(moved[name] for name in ("cache_hits", "forks", "copies")) > 0, moved
     assert min(moved[name] for name in ("folds_to_new", "folds_in_place")) >= 100, moved
     assert run.outputs == undisturbed(page_tokens, policy)
-    assert {request.finish_reason for request in run.requests} == {"length"}
+    assert {request.output.finish_reason for request in run.requests} == {"length"}
 
 
 @pytest.mark.slow
@@ -176,10 +176,10 @@ def test_an_engine_whose_memory_is_that_tiny_gives_the_same_tokens():
 
 def given_away_while_read(memory: Memory, sequence: Sequence, checkpoint: int, slot: int) -> None:
     """`Memory.advance` that does not wait for the end of the plan, whose chunk reads the old checkpoint."""
-    if slot != sequence.slot and sequence.slot:
-        memory.holds.release_slot(sequence.slot)
-    sequence.slot = sequence.real_slot = slot
-    sequence.real_checkpoint = checkpoint
+    if slot != sequence.held.slot and sequence.held.slot:
+        memory.holds.release_slot(sequence.held.slot)
+    sequence.held.slot = sequence.held.real_slot = slot
+    sequence.held.real_checkpoint = checkpoint
 
 
 class OnlyOnce:
@@ -222,11 +222,11 @@ def test_a_mistake_in_short_memory_is_seen_in_the_tokens(mistake):
 def test_a_fold_forgotten_is_noticed_by_the_books():
     settle = Memory.settle
 
-    def forgotten(memory: Memory, sequence: Sequence, num_planned: int, num_tokens: int) -> None:
+    def forgotten(memory: Memory, sequence: Sequence) -> None:
         """`Memory.settle` that leaves the new checkpoint at the old one's position."""
-        before = sequence.real_checkpoint
-        settle(memory, sequence, num_planned, num_tokens)
-        sequence.real_checkpoint = before
+        before = sequence.held.real_checkpoint
+        settle(memory, sequence)
+        sequence.held.real_checkpoint = before
 
     engine = engine_of(16)
     start_over(engine, CASES[16].tight, policy="lru")

@@ -42,5 +42,5 @@ def test_an_engine_draws_the_same_tokens_by_either_kernel():
             engine.add(request)
         while engine.has_work:
             engine.step()
-        drawn.append([request.output for request in asked])
+        drawn.append([request.output.token_ids for request in asked])
     assert drawn[0] == drawn[1] and [len(tokens) for tokens in drawn[0]] == [3, 3]

@@ -210,7 +210,7 @@ class SimulatedDevice:
         for row in plan.forks:
             source = plan.prefill[row.line]
             assert source.samples and source.row == row.source
-            assert source.request.prompt == row.request.prompt and not row.request.output
+            assert source.request.prompt == row.request.prompt and not row.request.output.token_ids
             assert row.position == source.start + len(source.tokens) == len(row.request.prompt)
             for page, target in row.copies:
                 for a, b in zip(page, target, strict=True):

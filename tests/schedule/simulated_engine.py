@@ -81,11 +81,14 @@ class Engine:
         return cls(scheduler, device, vocab, lag)
 
     def add(
-        self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None, **more
-    ):
+        self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None,
+        prompt_logprobs=None, **more,
+    ):  # fmt: skip
         name = name or f"r{len(self.requests)}"
         limit = max_tokens if explicit else None
-        params = SamplingParams(max_tokens=limit, temperature=0.0, stop=stop)
+        params = SamplingParams(
+            max_tokens=limit, temperature=0.0, stop=stop, prompt_logprobs=prompt_logprobs
+        )
         request = Request(
             request_id=name, prompt=list(prompt), params=params, seed=0, stop_ids=frozenset(stop_ids),
             max_tokens=max_tokens, **more,
@@ -113,7 +116,7 @@ class Engine:
             for progress in self.scheduler.receive(self.pending.popleft()):
                 name = progress.request.request_id
                 assert name not in self.ended
-                assert progress.new_token_ids or progress.request.finish_reason == "error"
+                assert progress.new_token_ids or progress.request.output.finish_reason == "error"
                 self.reported[name] += progress.new_token_ids
                 if progress.finished:
                     self.ended.append(name)
@@ -130,9 +133,8 @@ class Engine:
         """Starts over as the engine does after an exception: what was reported stays, the rest is computed again."""
         live = []
         for name, request in self.requests.items():
-            if name not in self.ended and request.finish_reason != "abort":
-                del request.output[len(self.reported[name]) :]
-                request.finish_reason = request.stop_reason = None
+            if name not in self.ended and request.output.finish_reason != "abort":
+                request.output.go_back(len(self.reported[name]))
                 live.append(request)
         self.scheduler = self.scheduler.restarted(live)
         self.scheduler.check_invariants()
@@ -178,15 +180,16 @@ class Engine:
             expected = plain_loop(
                 request.prompt, vocab=self.vocab, stop_ids=request.stop_ids, limit=limit
             )
-            assert self.reported[name] == request.output
-            if request.finish_reason in ("abort", "error"):
-                assert request.output == expected[: len(request.output)]
+            assert self.reported[name] == request.output.token_ids
+            if request.output.finish_reason in ("abort", "error"):
+                assert request.output.token_ids == expected[: len(request.output.token_ids)]
                 continue
-            assert request.output == expected, name
-            assert request.finish_reason == (
+            assert request.output.token_ids == expected, name
+            assert request.output.finish_reason == (
                 "stop" if expected[-1] in request.stop_ids else "length"
             )
-        assert len(scheduler.seats.running) == scheduler.num_waiting == scheduler.num_flights == 0
+        assert not scheduler.has_work and not scheduler.seats.running
+        assert not scheduler.admission.waiting
         scheduler.reset_prefix_cache()
         scheduler.check_invariants()
         assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+from dataclasses import fields
 from unittest import mock
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 from hybrid_jax.config import EngineConfig, SpeculationConfig
 from hybrid_jax.geometry import make_geometry as geometry_of
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.sequence import Sequence
+from hybrid_jax.schedule.sequence import Announced, HeldMemory, InFlight, Queued, Sequence
 from tests.drawing import left_to_all
 from tests.schedule.faults import (
     ALLOCATIONS,
@@ -73,7 +74,7 @@ ASKED = {  # some part of the scheduler's work: the part of `Memory` it calls, a
     "admit: start": "room, eviction, slot, frames, holds on frames, hold on slot",
     "fork: fork": "room, eviction, slot, frames, holds on frames, hold on slot",
     "chunk: slot_to_write": "room, eviction, slot, frames",
-    "decode: slot_to_write": "room, eviction, slot, frames",
+    "decode: plan_fold": "room, eviction, slot, frames",
     "decode: grow": "room, eviction, frames",
     "finish: publish": "holds on frames, hold on slot",  # of a turn
     "finish: finish": "holds on frames, hold on slot",  # of a sequence
@@ -214,7 +215,7 @@ def test_whoever_aborts_everything_then_gets_everything_back(case, answer):
     for number in numbers:
         engine = disturbed(case, number, answer, abort=True)
         engine.check()  # all frames are free, once the prefix cache is empty
-        reasons = {request.finish_reason for request in engine.requests.values()}
+        reasons = {request.output.finish_reason for request in engine.requests.values()}
         num_aborted += "abort" in reasons
     assert num_aborted > len(numbers) / 2  # in the last turn nobody may be left
 
@@ -247,12 +248,17 @@ def books(memory: Memory, sequences: list[Sequence]) -> dict:
     }
 
 
-def _fields(sequence: Sequence) -> dict:
-    copied = lambda value: value.tolist() if isinstance(value, np.ndarray) else value
-    return {
-        name: list(value) if isinstance(value, list) else copied(value)
-        for name, value in vars(sequence).items()
-    }
+def _fields(sequence: Sequence | HeldMemory | Announced | Queued | InFlight) -> dict:
+    """What the fields hold now, those of the values in them too."""
+
+    def copied(value):
+        if isinstance(value, HeldMemory | Announced | Queued | InFlight):
+            return _fields(value)
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        return list(value) if isinstance(value, list) else value
+
+    return {field.name: copied(getattr(sequence, field.name)) for field in fields(sequence)}
 
 
 def num_free(memory: Memory) -> tuple[int, int]:
@@ -316,7 +322,7 @@ def test_a_call_that_fails_changes_nothing(case):
     assert refused == set(faults.sites)
     geometry, reached = engine.scheduler.geometry, {_part(site) for site in refused}
     assert reached >= {"start", "fork"}
-    assert ("grow" in reached, "slot_to_write" in reached) == (
+    assert ("grow" in reached, "plan_fold" in reached) == (
         geometry.has_pages,
         geometry.has_state,
     )

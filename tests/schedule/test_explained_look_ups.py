@@ -62,15 +62,13 @@ class Recount:
 
         return ended
 
-    def seated(self, real):
-        def seated(history, sequence, match, hit_len):
-            before = sequence.request.look_up
-            real(history, sequence, match, hit_len)
-            found = sequence.request.look_up
-            if found is not before:
-                self.check(sequence, found, hit_len)
+    def explain(self, real):
+        def explain(history, sequence, match, hit_len):
+            found = real(history, sequence, match, hit_len)
+            self.check(sequence, found, hit_len)
+            return found
 
-        return seated
+        return explain
 
     def check(self, sequence, found, hit_len):
         self.reasons[found.why] = self.reasons.get(found.why, 0) + 1
@@ -120,7 +118,7 @@ def recount():
         mock.patch.object(RadixTree, "_evict", recount.gone(RadixTree._evict, Why.EVICTED)),
         mock.patch.object(RadixTree, "disown", recount.gone(RadixTree.disown, Why.TAKEN_BACK)),
         mock.patch.object(History, "ended", recount.ended(History.ended)),
-        mock.patch.object(History, "seated", recount.seated(History.seated)),
+        mock.patch.object(History, "explain", recount.explain(History.explain)),
         # Otherwise some of what was given away is forgotten, and a look-up may tell of less.
         mock.patch.object(nodes, "LOSSES_KEPT", 999),
         mock.patch.object(nodes, "ENDINGS_KEPT", 999),
@@ -138,7 +136,7 @@ def conversations(seed, engine, num_requests=40):
             begin = []
             if made and rng.random() < 0.8:
                 earlier = rng.choice(made[-6:])
-                begin = earlier.prompt + earlier.output
+                begin = earlier.prompt + earlier.output.token_ids
                 begin = begin[: rng.choice([len(begin), rng.randint(1, len(begin))])][:200]
             prompt = begin + tokens_of(rng, rng.choice([1, 10, 60]))
             stop = rng.choice([None, "x"])

@@ -23,13 +23,13 @@ def test_pages_and_checkpoint_are_taken_together(free, fits):
     if fits:
         assert hit_len == 0 and memory.frames.num_free == 0
         assert memory.holds.num_frames == len(taken) + 9
-        reserved = sequence.reserved_slot
-        assert memory.slot_to_write(sequence) == reserved and not sequence.reserved_slot
+        reserved = sequence.held.reserved_slot
+        assert memory.slot_to_write(sequence) == reserved and not sequence.held.reserved_slot
         # Had it been written, it would be the row's own.
         assert memory.slot_to_write(sequence) is None
     else:
         assert hit_len is None and memory.frames.num_free == free
-        assert sequence.pages.size == 0 and not sequence.reserved_slot
+        assert sequence.held.pages.size == 0 and not sequence.held.reserved_slot
         assert memory.holds.num_frames == len(taken)
 
 
@@ -46,7 +46,10 @@ def test_two_hits_of_one_turn_do_not_count_on_the_same_frames(num_frames, seated
     engine.step()
     running = engine.scheduler.seats.running
     assert len(running) == seated
-    assert all(row.real_checkpoint == 64 and row.slot and row.reserved_slot for row in running)
+    assert all(
+        row.held.real_checkpoint == 64 and row.held.slot and row.held.reserved_slot
+        for row in running
+    )
     engine.run()
     engine.check()
     assert engine.counters["preemptions"] == 0
@@ -61,8 +64,8 @@ def test_forks_reserve_a_checkpoint_each():
         engine.add_siblings(3, tokens_of(random.Random(0), 70), max_tokens=59, stop_ids=())
         engine.step()
         parent, *forks = engine.scheduler.seats.running
-        assert not parent.reserved_slot and len(forks) == num_forks
-        assert all(fork.slot == parent.slot and fork.reserved_slot for fork in forks)
+        assert not parent.held.reserved_slot and len(forks) == num_forks
+        assert all(fork.held.slot == parent.held.slot and fork.held.reserved_slot for fork in forks)
         engine.run()
         engine.check()
         assert engine.counters["preemptions"] == 0
@@ -75,7 +78,7 @@ def test_a_fork_that_cannot_fold_behind_its_parents_checkpoint_reserves_none():
         engine.add_siblings(2, tokens_of(random.Random(0), 71), max_tokens=most, stop_ids=())
         engine.step()
         fork = engine.scheduler.seats.running[1]
-        assert fork.real_checkpoint == 64 and bool(fork.reserved_slot) == reserves
+        assert fork.held.real_checkpoint == 64 and bool(fork.held.reserved_slot) == reserves
         engine.run()
         engine.check()
 
@@ -119,7 +122,7 @@ def test_a_row_short_of_a_page_gives_its_reserve_back():
     computed = engine.counters["prefill_tokens"]
     engine.add([*prefix, 3], max_tokens=39, stop_ids=())
     engine.step()
-    assert engine.scheduler.seats.running[0].reserved_slot
+    assert engine.scheduler.seats.running[0].held.reserved_slot
     engine.run()
     engine.check()
     assert engine.counters["preemptions"] == 0
@@ -131,7 +134,9 @@ def test_who_can_never_fold_reserves_no_checkpoint():
     for limit, reserves in ((32, False), (33, False), (34, True)):
         engine.add(tokens_of(random.Random(limit), 20), max_tokens=limit - 20, stop_ids=())
         engine.step()
-        assert [bool(row.reserved_slot) for row in engine.scheduler.seats.running] == [reserves]
+        assert [bool(row.held.reserved_slot) for row in engine.scheduler.seats.running] == [
+            reserves
+        ]
         engine.run()
         assert engine.counters["folds_in_place"] + engine.counters["folds_to_new"] == reserves
 

@@ -5,10 +5,9 @@ import random
 import pytest
 
 from hybrid_jax.config import SpeculationConfig
-from tests.schedule.simulated_device import SimulatedDevice, plain_loop
+from tests.schedule.damaged_devices import DAMAGED, DamagedDevice, SpoilingDevice
+from tests.schedule.simulated_device import plain_loop
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-
-DAMAGED = 49  # a token from which on the numbers of a sequence are not finite
 
 
 def test_siblings_whose_first_one_is_aborted_compute_their_prompt_themselves():
@@ -18,7 +17,7 @@ def test_siblings_whose_first_one_is_aborted_compute_their_prompt_themselves():
     engine.scheduler.abort(siblings[0].request_id)
     engine.run()
     assert engine.counters["forks"] == 1
-    assert all(len(sibling.output) == 9 for sibling in siblings[1:])
+    assert all(len(sibling.output.token_ids) == 9 for sibling in siblings[1:])
     engine.check()
 
 
@@ -29,10 +28,10 @@ def test_a_waiting_request_goes_on_when_the_one_it_waits_for_is_aborted():
     engine.step()
     second = engine.add(prompt)
     engine.step()
-    assert engine.scheduler.num_waiting == 1
+    assert len(engine.scheduler.admission.waiting) == 1
     assert engine.scheduler.abort("r0") and not engine.scheduler.abort("r0")
     engine.run()
-    assert second.finish_reason in ("stop", "length")
+    assert second.output.finish_reason in ("stop", "length")
     engine.check()
 
 
@@ -44,7 +43,7 @@ def test_a_failed_dispatch_requeues_everyone_from_their_tokens():
     for _ in range(4):
         engine.step()
     engine.crash()
-    assert engine.counters["free_frames"] == 399 and engine.scheduler.num_waiting == 6
+    assert engine.counters["free_frames"] == 399 and engine.counters["waiting"] == 6
     assert engine.counters["restarts"] == 1 and engine.counters["plans"] >= 4
     engine.scheduler.abort("r0")
     engine.run()
@@ -58,10 +57,12 @@ def test_an_abort_with_plans_in_flight_reports_nothing_more_and_frees_everything
     ]
     for _ in range(5):
         engine.step()
-    before = len(requests[1].output)
+    before = len(requests[1].output.token_ids)
     assert engine.scheduler.abort("r1")
     engine.run()
-    assert len(requests[1].output) == before and requests[1].finish_reason == "abort"
+    assert (
+        len(requests[1].output.token_ids) == before and requests[1].output.finish_reason == "abort"
+    )
     assert not engine.scheduler.abort("r1") and not engine.scheduler.abort("nobody")
     engine.check()
 
@@ -78,38 +79,8 @@ def test_an_abort_while_a_fold_is_in_flight_leaves_no_wrong_checkpoint():
     output = plain_loop(first.prompt, vocab=50, stop_ids=frozenset(), limit=300)
     again = engine.add(first.prompt + output)
     engine.run()
-    assert again.num_cached_tokens >= 160
+    assert again.hit.num_tokens >= 160
     engine.check()
-
-
-class DamagedDevice(SimulatedDevice):
-    """Draws nothing after the damaged token."""
-
-    def _prefill(self, rows):
-        super()._prefill(rows)
-        self._judge([row for row in rows if row.samples])
-
-    def _fork(self, plan):
-        super()._fork(plan)
-        self._judge(plan.forks)
-
-    def _judge(self, rows):
-        for row in rows:
-            if DAMAGED in row.sequence.prompt:
-                row.new_tokens, row.not_finite = [], True
-                self.rings[row.row].token = -1
-
-    def _step(self, row, ring):
-        fed, token = ring.token, super()._step(row, ring)
-        if fed != DAMAGED:
-            return token
-        row.not_finite, ring.token = True, -1
-        return None
-
-    def _decode(self, plan):
-        super()._decode(plan)
-        for row in plan.decode:
-            row.new_tokens = [token for token in row.new_tokens if token is not None]
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent", "attention"])
@@ -129,27 +100,14 @@ def test_sequences_that_are_not_finite_end_alone(seed, kind):
         fed = request.prompt + plain_loop(
             request.prompt, vocab=50, stop_ids=request.stop_ids, limit=len(request.prompt) + request.max_tokens
         )[:-1]  # fmt: skip
-        assert (request.finish_reason == "error") == (DAMAGED in fed)
+        assert (request.output.finish_reason == "error") == (DAMAGED in fed)
         if DAMAGED in fed:
-            assert len(request.prompt + request.output) == max(
+            assert len(request.prompt + request.output.token_ids) == max(
                 len(request.prompt), fed.index(DAMAGED) + 1
             )
-    ends = [request.finish_reason for request in engine.requests.values()]
+    ends = [request.output.finish_reason for request in engine.requests.values()]
     assert 3 < ends.count("error") < len(ends) - 3
     engine.check()
-
-
-class SpoilingDevice(SimulatedDevice):
-    """Now and then a draft spoils a window, which then brings no token or fewer."""
-
-    def _decode(self, plan):
-        super()._decode(plan)
-        for row in plan.decode:
-            ring = self.rings[row.row]
-            if row.request.without_drafts:
-                assert row.num_tokens == 1
-            elif ring.token >= 0 and self.spoils.random() < 0.1:
-                row.not_finite, ring.token = True, -1
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -173,10 +131,15 @@ def test_a_sequence_whose_window_a_draft_has_spoilt_goes_on_without_drafts(kind,
         if number % 4 == 0:
             engine.scheduler.abort(rng.choice([*engine.requests]))
     engine.run()
-    over = [request for request in engine.requests.values() if request.finish_reason != "abort"]
+    over = [
+        request for request in engine.requests.values() if request.output.finish_reason != "abort"
+    ]
     for request in over:
         limit = len(request.prompt) + request.max_tokens
         want = plain_loop(request.prompt, vocab=50, stop_ids=request.stop_ids, limit=limit)
-        assert request.output == want and request.finish_reason in ("stop", "length")
-    assert 3 < sum(request.without_drafts for request in over) < len(over) - 3
+        assert request.output.token_ids == want and request.output.finish_reason in (
+            "stop",
+            "length",
+        )
+    assert 3 < sum(request.course.without_drafts for request in over) < len(over) - 3
     engine.check()

@@ -16,7 +16,7 @@ def asked(engine, prompt, **options):
     request = engine.add(prompt, **options)
     engine.run()
     engine.scheduler.check_invariants()
-    return request.look_up
+    return request.hit.look_up
 
 
 def test_a_prompt_nobody_had_is_told_so():
@@ -47,7 +47,7 @@ def test_pages_that_a_text_gave_back_behind_a_window_are_named(window):
     geometry = make_geometry(kind="attention", page_tokens=16, windows=(None, window))
     engine, prompt = Engine.make(geometry=geometry), tokens_of(random.Random(0), 100)
     asked(engine, prompt, max_tokens=300, stop_ids=())
-    text = prompt + engine.requests["r0"].output
+    text = prompt + engine.requests["r0"].output.token_ids
     early = text[:260] + tokens_of(random.Random(1), 20)
     found = asked(engine, early)
     if window is None:
@@ -65,7 +65,7 @@ def test_what_is_evicted_beyond_pages_that_were_given_back_counts_as_evicted():
     engine, prompt = Engine.make(geometry=geometry), tokens_of(random.Random(0), 100)
     tree = engine.scheduler.memory.tree
     asked(engine, prompt, max_tokens=300, stop_ids=())
-    text = prompt + engine.requests["r0"].output
+    text = prompt + engine.requests["r0"].output.token_ids
     node = tree.match(np.array(text)).reached
     tree.boundary(node, 256)
     tree.policy.discard(node)
@@ -94,14 +94,11 @@ def test_log_probabilities_of_a_prompt_need_all_of_it():
     asked(engine, prompt)
     request = engine.requests["r0"]
     params = request.params.__class__(max_tokens=3, temperature=0.0, prompt_logprobs=1)
-    again = replace(
-        request, request_id="lp", params=params, max_tokens=3, output=[], look_up=None,
-        finish_reason=None,
-    )  # fmt: skip
+    again = replace(request, request_id="lp", params=params, max_tokens=3)
     engine.scheduler.add(again)
     assert engine.scheduler.plan()
-    assert again.look_up.why is Why.ASKED_FOR
-    assert (again.look_up.match_len, again.look_up.hit_len) == (100, 0)
+    assert again.hit.look_up.why is Why.ASKED_FOR
+    assert (again.hit.look_up.match_len, again.hit.look_up.hit_len) == (100, 0)
 
 
 def test_log_probabilities_of_an_end_need_only_that():
@@ -109,11 +106,12 @@ def test_log_probabilities_of_an_end_need_only_that():
     found = []
     for name in "abc":
         request = engine.add(
-            prompt, name=name, logprobs_from=70, cache_breakpoints=(70,), max_tokens=1
-        )
-        request.params = replace(request.params, prompt_logprobs=0)
+            prompt, name=name, logprobs_from=70, cache_breakpoints=(70,), max_tokens=1,
+            prompt_logprobs=0,
+        )  # fmt: skip
         engine.run()
-        found.append((request.look_up.why, request.look_up.match_len, request.look_up.hit_len))
+        look_up = request.hit.look_up
+        found.append((look_up.why, look_up.match_len, look_up.hit_len))
     # Up to 64 it may come from the cache, and the first one has left a state there.
     assert found == [(Why.NEVER_SEEN, 0, 0), *[(Why.ASKED_FOR, 100, 64)] * 2]
 

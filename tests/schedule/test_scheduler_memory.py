@@ -13,9 +13,9 @@ def test_preemption_resumes_as_a_prefix_hit():
     rng = random.Random(0)
     requests = [engine.add(tokens_of(rng, 100), max_tokens=200, stop_ids=()) for _ in range(2)]
     engine.run()
-    assert requests[1].num_preemptions > 0 and requests[0].num_preemptions == 0
+    assert requests[1].course.num_preemptions > 0 and requests[0].course.num_preemptions == 0
     assert engine.counters["cache_hits"] > 0
-    assert requests[1].num_cached_tokens == 0  # what its first prefill skipped
+    assert requests[1].hit.num_tokens == 0  # what its first prefill skipped
     engine.check()
 
 
@@ -77,7 +77,7 @@ def test_a_hit_that_leaves_no_room_for_the_rest_costs_no_cached_prefix():
     stats = engine.counters
     assert stats["waiting"] == 1 and stats["cache_leaf_evictions"] == evictions
     engine.run()
-    assert request.num_cached_tokens >= 320
+    assert request.hit.num_tokens >= 320
     engine.check()
 
 
@@ -88,8 +88,10 @@ def test_one_request_gets_the_whole_pool_to_its_last_frame():
         longest = engine.scheduler.max_output(100)
         request = engine.add(tokens_of(random.Random(0), 100), max_tokens=longest, stop_ids=())
         engine.run()
-        assert len(request.output) == longest == (frames - 1 - 3) // 2 * 64 + 1 - 100
-        assert request.num_preemptions == 0  # it takes its checkpoint back from the tree instead
+        assert len(request.output.token_ids) == longest == (frames - 1 - 3) // 2 * 64 + 1 - 100
+        assert (
+            request.course.num_preemptions == 0
+        )  # it takes its checkpoint back from the tree instead
         engine.check()
 
 
@@ -99,7 +101,10 @@ def test_output_without_an_explicit_limit_ends_where_the_pool_does():
         tokens_of(random.Random(0), 100), max_tokens=5000, explicit=False, stop_ids=()
     )
     engine.run()
-    assert request.finish_reason == "length" and len(request.output) == 4 * 64 + 1 - 100
+    assert (
+        request.output.finish_reason == "length"
+        and len(request.output.token_ids) == 4 * 64 + 1 - 100
+    )
     engine.check()
 
 
@@ -122,7 +127,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match="request 'a': request_id must be unique"):
         engine.add([3], name="a")
     engine.run()
-    assert engine.requests["a"].finish_reason
+    assert engine.requests["a"].output.finish_reason
 
 
 @pytest.mark.parametrize(("num_frames", "seated"), [(17, 2), (16, 1)])
@@ -149,7 +154,7 @@ def test_patience_begins_anew_after_a_preemption():
     rng = random.Random(0)
     requests = [engine.add(tokens_of(rng, 100), max_tokens=200, stop_ids=()) for _ in range(2)]
     second = engine.scheduler._sequences[requests[1].request_id]
-    second.num_overtaken = 7
-    while not requests[1].num_preemptions:
+    second.queued.num_overtaken = 7
+    while not requests[1].course.num_preemptions:
         assert engine.step()
-    assert second.num_overtaken == 0
+    assert second.queued.num_overtaken == 0

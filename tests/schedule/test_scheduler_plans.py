@@ -37,7 +37,7 @@ def test_a_constrained_row_takes_one_step_and_waits_for_its_result():
         flights = list(engine.pending)
         rows = [r for p in flights for r in (*p.prefill, *p.decode) if r.request is bound]
         assert len(rows) <= 1 and all(row.num_tokens <= 1 for row in rows)
-    assert len(bound.output) == 20 and len(free.output) == 60
+    assert len(bound.output.token_ids) == 20 and len(free.output.token_ids) == 60
     engine.check()
 
 
@@ -45,7 +45,7 @@ def test_a_constraint_that_allows_nothing_more_ends_the_request():
     engine = Engine.make()
     request = engine.add([1, 2, 3], max_tokens=50, stop_ids=(), constraint=Anything(7))
     engine.run()
-    assert (len(request.output), request.finish_reason) == (7, "stop")
+    assert (len(request.output.token_ids), request.output.finish_reason) == (7, "stop")
 
 
 def test_a_constrained_prompt_in_the_making_slows_nobody_down():
@@ -126,7 +126,7 @@ def test_results_must_come_in_order_and_fit():
     with pytest.raises(ValueError, match="'r0' must bring 1 to 8 tokens, got"):
         engine.scheduler.receive(first)
     engine.crash()
-    engine.reported["r0"] = list(request.output)
+    engine.reported["r0"] = list(request.output.token_ids)
     engine.run()
     engine.check()
 

@@ -14,7 +14,7 @@ def test_the_same_prompt_again_skips_all_but_its_tail():
     engine.run()
     again = engine.add(prompt)
     engine.run()
-    assert again.num_cached_tokens == 192 and engine.counters["cache_hit_tokens"] == 192
+    assert again.hit.num_tokens == 192 and engine.counters["cache_hit_tokens"] == 192
     engine.check()
 
 
@@ -23,7 +23,7 @@ def test_identical_prompts_wait_for_the_first_one():
     prompt = tokens_of(random.Random(0), 100)
     requests = [engine.add(prompt) for _ in range(3)]
     engine.run()
-    assert [r.num_cached_tokens for r in requests] == [0, 96, 96]
+    assert [r.hit.num_tokens for r in requests] == [0, 96, 96]
     assert engine.counters["waits"] == 2
     engine.check()
 
@@ -38,7 +38,7 @@ def test_siblings_compute_their_prompt_once(kind, cache, length):
     engine.run()
     assert engine.counters["prefill_tokens"] == length and engine.counters["forks"] == 3
     assert engine.counters["copies"] == (3 if length % 64 and kind != "recurrent" else 0)
-    assert [r.num_cached_tokens for r in requests] == [0] * 4
+    assert [r.hit.num_tokens for r in requests] == [0] * 4
     engine.check()
 
 
@@ -49,7 +49,7 @@ def test_forks_share_the_first_ones_hit():
     engine.run()
     requests = engine.add_siblings(3, prompt)
     engine.run()
-    assert [r.num_cached_tokens for r in requests] == [192] * 3
+    assert [r.hit.num_tokens for r in requests] == [192] * 3
     assert engine.counters["prefill_tokens"] == 208 and engine.counters["cache_hits"] == 1
     engine.check()
 
@@ -67,9 +67,9 @@ def test_a_row_is_kept_for_a_sibling_while_its_prompt_is_computed():
     rng = random.Random(0)
     siblings = engine.add_siblings(2, tokens_of(rng, 500), max_tokens=50, stop_ids=())
     others = [engine.add(tokens_of(rng, 10), max_tokens=3, stop_ids=()) for _ in range(9)]
-    while not siblings[1].output:
+    while not siblings[1].output.token_ids:
         engine.step()
-    assert engine.counters["forks"] == 1 and any(not other.output for other in others)
+    assert engine.counters["forks"] == 1 and any(not other.output.token_ids for other in others)
     engine.run()
     engine.check()
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_made_where_known_prompts_part():
     shared = tokens_of(rng, 80)
     requests = [engine.add(shared + tokens_of(rng, 50)) for _ in range(3)]
     engine.run()
-    assert [r.num_cached_tokens for r in requests] == [0, 64, 64]
+    assert [r.hit.num_tokens for r in requests] == [0, 64, 64]
     engine.check()
 
 
@@ -100,7 +100,7 @@ def test_a_declared_breakpoint_leaves_a_checkpoint_for_the_second_prompt(declare
     engine.run()
     second = engine.add([*shared, *tokens_of(random.Random(2), 60)])
     engine.run()
-    assert second.num_cached_tokens == hit
+    assert second.hit.num_tokens == hit
     engine.check()
 
 
@@ -111,7 +111,7 @@ def test_prompts_that_come_together_wait_for_a_declared_breakpoint():
     requests = [engine.add([*shared, *tail], cache_breakpoints=(64,)) for tail in tails]
     engine.run()
     # Where they part is deeper than what was declared.
-    assert [request.num_cached_tokens for request in requests] == [0, 96]
+    assert [request.hit.num_tokens for request in requests] == [0, 96]
     assert [row.state_len for plan in engine.plans for row in plan.prefill][:2] == [64, 32]
     engine.check()
 
@@ -124,7 +124,7 @@ def test_a_prompt_that_arrives_while_its_prefix_is_computed_waits_for_it():
     engine.step()
     late = engine.add(prompt[:400] + tokens_of(rng, 30))
     engine.run()
-    assert late.num_cached_tokens == 384
+    assert late.hit.num_tokens == 384
     engine.check()
 
 
@@ -134,7 +134,7 @@ def test_a_shorter_prompt_on_the_path_gets_its_own_checkpoint():
     engine.add(prompt)
     short = engine.add(prompt[:150])
     engine.run()
-    assert short.num_cached_tokens == 128
+    assert short.hit.num_tokens == 128
     engine.check()
 
 
@@ -166,7 +166,7 @@ def test_without_a_cache_nothing_is_matched_or_kept():
     engine = Engine.make(cache="off")
     prompt = tokens_of(random.Random(0), 100)
     for _ in range(2):
-        assert engine.add(prompt).num_cached_tokens == 0
+        assert engine.add(prompt).hit.num_tokens == 0
         engine.run()
     assert engine.counters["free_frames"] == 399 and "cache_hits" not in engine.counters
     engine.check()

@@ -104,7 +104,7 @@ def serve(engine, seed):
             if place % 2:
                 engine.run()
                 engine.scheduler.memory.tree.check_invariants()
-            prompts[place] = prompt + request.output[:3] + tokens_of(rng, 10)
+            prompts[place] = prompt + request.output.token_ids[:3] + tokens_of(rng, 10)
         engine.run()
     hits = engine.counters["cache_hit_tokens"]
     engine.check()

@@ -40,7 +40,7 @@ def random_traffic(
             engine.crash()
         engine.step()
         for request in engine.requests.values():  # a conversation goes on
-            if request.finish_reason and rng.random() < 0.02:
-                pool.append((request.prompt + request.output)[:longest])
+            if request.output.finish_reason and rng.random() < 0.02:
+                pool.append((request.prompt + request.output.token_ids)[:longest])
     engine.run()
     engine.check()

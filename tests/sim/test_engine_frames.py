@@ -86,7 +86,7 @@ class CheckedRun(SchedulerRun):
         super().turn(departing, growing, arriving)
         self.scheduler.check_invariants()
         for request, sequence in self.rows.items():
-            pages = len(sequence.pages) * 4
+            pages = len(sequence.held.pages) * 4
             assert pages >= max(self.known[request], self.tick - self.since[request])
 
 

@@ -141,8 +141,8 @@ def test_an_engine_with_the_least_memory_serves_short_requests():
     while engine.has_work:
         engine.step()
         engine.scheduler.check_invariants()
-    assert [len(request.output) for request in requests] == [20, 20, 20]
-    assert all(request.finish_reason == "length" for request in requests)
+    assert [len(request.output.token_ids) for request in requests] == [20, 20, 20]
+    assert all(request.output.finish_reason == "length" for request in requests)
     adjust = jax.tree.leaves(engine.runner.adjust)
     assert sum(leaf.nbytes for leaf in adjust) == engine.sizes.adjust_bytes == 2 * 4 * 3 * 31
 

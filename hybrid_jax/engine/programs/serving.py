@@ -103,7 +103,7 @@ class Serving:
             rows: of the dispatch; none for one that is expected.
         """
         own = StepKey(kind.name, fits, variant)
-        oldest = min((row.request.generation for row in rows), default=self._generation)
+        oldest = min((row.request.notes.generation for row in rows), default=self._generation)
         if self._fine:
             return self._choose_fine(kind, own, rows, oldest)
         candidates = (own, *self._others(kind, own))

@@ -206,7 +206,7 @@ class _Run:
                     number = int(new.request.request_id)
                     if new.new_token_ids:
                         self.first_token.setdefault(number, self.now)
-                        self.hits.setdefault(number, new.request.num_cached_tokens)
+                        self.hits.setdefault(number, new.request.hit.num_tokens)
                     if new.finished:
                         self.ended[number] = self.now
                         self._release(number)
@@ -274,6 +274,6 @@ class _Run:
         """The tokens after `position`, or after all that are known."""
         number = int(request.request_id)
         prompt_len, output = len(self.trace[number].prompt), self.trace[number].output
-        start = len(request.output) if position is None else position + 1 - prompt_len
+        start = len(request.output.token_ids) if position is None else position + 1 - prompt_len
         tokens = output[start : start + count].tolist()
         return tokens + [0] * (count - len(tokens))
