@@ -359,10 +359,10 @@ class Memory:
 
     def _keeps_present(self, sequence: Sequence) -> bool:
         """Whether the text of a decoding sequence may yet end before its next checkpoint."""
-        held, position = sequence.held, sequence.position
+        held = sequence.held
         # A plan in flight that may fold has said where to, perhaps into the present slot. By the ring the device knows
         # whether it has folded, and then reads what the plan at hand names: that must be the same slot.
-        folds = self.geometry.checkpoint(position) > held.real_checkpoint
+        folds = self.geometry.checkpoint(sequence.position) > held.real_checkpoint
         planned = folds or held.slot != held.real_slot or held.kept_slot
         return sequence.phase is Phase.DECODE and sequence.may_be_cut and not planned
 

@@ -102,7 +102,7 @@ class EngineNotes:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Request:
-    """A prompt and what to do with it, which never changes, and what becomes of it in values of those that write them.
+    """A prompt and what to do with it; neither changes. What comes of it lies in four values with writers of their own.
 
     Attributes:
         request_id: unique among the engine's live requests.

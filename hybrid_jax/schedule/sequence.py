@@ -1,4 +1,4 @@
-"""A request inside the engine: its tokens, its memory, and what is in flight for it."""
+"""A request inside the scheduler: its tokens, its memory, and what is in flight for it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Known(NamedTuple):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Sequence:
-    """One request's text and how far it is, and in values of their own what others note of it.
+    """A request's tokens and how far it is. What other modules note of it lies in values of their own.
 
     Attributes:
         request: the request; its `output` grows here.
