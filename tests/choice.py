@@ -20,7 +20,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -231,8 +231,13 @@ def takers_of(root: Path, package: str, names: frozenset[str] | None, graph: Gra
         names = None  # it looks them up by itself
     found = set()
     for file in graph:
-        taken = [name for name, _ in imported_modules(root / file) if name.startswith(module)]
-        if any(names is None or name.removeprefix(module) in names for name in taken):
+        taken = {
+            name.removeprefix(module)
+            for name, _ in imported_modules(root / file)
+            if name.startswith(module)
+        }
+        own = {name for name in taken if "." not in name}  # the others are of its modules
+        if own if names is None else own & names:
             found.add(file)
     return found - {package}
 
@@ -449,23 +454,35 @@ def make_plan(root: Path) -> Plan:
     """Reads the record and what changed; raises Unreadable for a file that is no Python."""
     record, dates = load_record(root)
     [now] = dates_of(root, [HERE]).values() or [0]
-    plan = Plan(notes=notes_on_record(root, record, dates))
     found = {commit: changes(root, commit) for commit in [LAST, HERE, *sorted(dates)]}
     known = {commit: changed for commit, changed in found.items() if changed is not None}
     # What is gone counts as there for those that still import it.
     gone = {x for changed in known.values() for x in changed if not (root / x).is_file()}
     graph = import_graph(root, gone=[x for x in gone if x.endswith(".py")])
-    far: dict[str, dict[str, int]] = {}
-    for commit, changed in known.items():
-        far[commit] = distances(graph, changed | dict.fromkeys(readers_of(root, changed, graph)))
+    plan = Plan(notes=notes_on_record(root, record, known.keys()))
 
+    @functools.cache
+    def readers(path: str, names: frozenset[str] | None) -> set[str]:
+        return readers_of(root, {path: names}, graph)
+
+    @functools.cache  # most commits differ from the tree in the same files
+    def from_one(path: str, names: frozenset[str] | None) -> dict[str, int]:
+        return distances(graph, {path: names})
+
+    def from_all(changed: Mapping[str, frozenset[str] | None]) -> dict[str, int]:
+        starts = {*changed.items()}
+        starts |= {(x, None) for path, names in changed.items() for x in readers(path, names)}
+        found: dict[str, int] = {}
+        for start in starts:
+            for test, distance in from_one(*start).items():
+                found[test] = min(distance, found.get(test, NOWHERE))
+        return found
+
+    far = {commit: from_all(changed) for commit, changed in known.items()}
     base = LAST if LAST in known else HERE
     if base in known:
-        plan.last, plan.names = (
-            far[base],
-            sorted({x for path in known[base] for x in case_names(path)}),
-        )
-        plan.last |= nearest(root, known[base], graph, plan)
+        plan.last = far[base] | nearest(root, known[base], from_all, plan)
+        plan.names = sorted({name for path in known[base] for name in case_names(path)})
     plan.notes += notes_on_change(root, known, base)
     for (unit, job), entry in record.items():
         plan.seconds.setdefault(job, {})[unit] = entry.seconds
@@ -478,7 +495,7 @@ def make_plan(root: Path) -> Plan:
 
 
 def nearest(
-    root: Path, changed: Mapping[str, frozenset[str] | None], graph: Graph, plan: Plan
+    root: Path, changed: Mapping[str, frozenset[str] | None], from_all: Callable, plan: Plan
 ) -> dict[str, int]:
     """The tests that run whole because none is nearer to a changed file of the packages, or to a helper of tests."""
     found: dict[str, int] = {}
@@ -486,7 +503,7 @@ def nearest(
         ours = file.startswith(("hybrid_jax/", "pallas_kernels/", "tests/"))
         if not ours or not file.endswith(".py") or is_test(file) or not (root / file).is_file():
             continue
-        to = distances(graph, dict.fromkeys(readers_of(root, {file: names}, graph)) | {file: names})
+        to = from_all({file: names})
         at = min(to.values(), default=NOWHERE)
         those = [test for test, distance in to.items() if distance == at]
         if at > NEAR and len(those) <= FEW:
@@ -515,10 +532,10 @@ def notes_on_change(root: Path, known: Mapping[str, Mapping], base: str) -> list
     return lines
 
 
-def notes_on_record(root: Path, record: Record, dates: Mapping[str, int]) -> list[str]:
-    """What the record does not say."""
+def notes_on_record(root: Path, record: Record, known: Set[str]) -> list[str]:
+    """What the record does not say; `known` are the commits that a difference can be taken from."""
     lines, texts = [], record_text(root).splitlines()
-    wrong = [number for number, line in enumerate(texts, 1) if entry_of(line) is None]
+    wrong = [n for n, line in enumerate(texts, 1) if line.strip() and entry_of(line) is None]
     if wrong:
         lines.append(
             f"{RECORD}:{wrong[0]}: a line must be file, job, commit and seconds, got {texts[wrong[0] - 1][:80]!r}; "
@@ -531,7 +548,7 @@ def notes_on_record(root: Path, record: Record, dates: Mapping[str, int]) -> lis
             f"{len(new)} of {len(there)} test files have no line in {RECORD}: for these the change is what differs "
             "from the last commit"
         )
-    lost = {entry.commit for entry in record.values()} - dates.keys()
+    lost = {entry.commit for entry in record.values()} - known
     if lost:
         count = sum(entry.commit in lost for entry in record.values())
         lines.append(

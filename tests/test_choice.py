@@ -170,6 +170,7 @@ def test_a_program_is_near_to_what_runs_it_by_name(tree):
 def test_a_package_is_near_to_what_takes_the_changed_names_from_it(tree, names, expected):
     changed = {"hybrid_jax/__init__.py": frozenset(names)}
     assert expected <= readers_of(tree, changed, import_graph(tree))
+    assert "hybrid_jax/api/llm.py" not in readers_of(tree, changed, import_graph(tree))
     assert bool(expected) == (
         "tests/api/test_llm.py" in readers_of(tree, changed, import_graph(tree))
     )
