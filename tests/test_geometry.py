@@ -200,6 +200,14 @@ def test_a_model_without_recurrent_layers_has_an_empty_ring():
 
 def test_bytes_of_an_array_spec():
     assert ArraySpec((2, 3, 5), "uint16").num_bytes == 60
+    assert ArraySpec((2, 3, 5), "uint8").num_bytes == 30
+
+
+def test_an_array_of_a_dtype_without_a_size_is_refused_where_it_is_described():
+    with pytest.raises(
+        ValueError, match=r"^ArraySpec: dtype must be one of .*'uint8'.* got 'int4'$"
+    ):
+        ArraySpec((2, 3), "int4")
 
 
 # --- counts ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
+from hybrid_jax.config.backend import Kernels
 from hybrid_jax.config.model_directory import GENERATION_FILE, read_json_if_there
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -46,7 +47,7 @@ class RareOptions(LaterOptions, total=False):
     prefill_tokens: int | None
     steps_per_dispatch: int | None
     shapes: Literal["fine", "coarse"] | None
-    kernels: Literal["auto", "xla", "pallas"] | None
+    kernels: Kernels | None
     kv_cache_dtype: Literal["auto", "fp8"] | None
 
 

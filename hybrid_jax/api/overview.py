@@ -10,6 +10,7 @@ from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
@@ -129,21 +130,12 @@ def _triton(reasons: dict[str, str], scans: bool) -> dict[str, str]:
     return {"triton": said}
 
 
-DRAFTERS = {
-    "ngram": "looked up in prompt and output",
-    "suffix": "looked up by the host in prompt and output",
-    "mtp": "predicted by the model's own head",
-    "draft": "predicted by a second model",
-    "exit": "predicted by a head on the model's cut",
-}
-
-
 def _drafts(model: ModelConfig, speculation: SpeculationConfig) -> dict[str, str]:
     """A line on where draft tokens come from, and how many a step judges."""
     said = f"{counted(speculation.num_tokens, 'token')} a step"
     if speculation.tree is not None:
         said += f" in a tree of depth {max(speculation.depths)}"
-    said += f", {DRAFTERS[speculation.method]}"
+    said += f", {METHODS[speculation.method]}"
     if model.draft is not None:
         said += f": {model.draft.family}, {counted(len(model.draft.layers), 'layer')} of width {model.draft.width}"
     if speculation.unjudged_above is not None:

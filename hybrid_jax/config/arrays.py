@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hybrid_jax.config.checks import one_of
+
 FP8 = "float8_e4m3fn"
 # Bytes of an element, by dtype.
 ITEM_BYTES = {
     **{"float32": 4, "uint32": 4, "int32": 4},
-    **{"bfloat16": 2, "float16": 2, "uint16": 2, "int8": 1, FP8: 1},
+    **{"bfloat16": 2, "float16": 2, "uint16": 2, "int8": 1, "uint8": 1, FP8: 1},
 }
 
 
@@ -19,6 +21,9 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        one_of(self, "dtype", tuple(ITEM_BYTES))
 
     @property
     def num_bytes(self) -> int:

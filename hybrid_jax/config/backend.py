@@ -75,4 +75,6 @@ PLATFORMS = {
     "tpu": "TPUs",
     "METAL": "Apple GPUs",
 }
+# What `EngineConfig.kernels` may be: "auto", and the name of each backend.
+Kernels = Literal["auto", "xla", "pallas"]
 BACKENDS = {backend.name: backend for backend in (XLA, PALLAS)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hybrid_jax.config.arrays import FP8
-from hybrid_jax.config.backend import BACKENDS
+from hybrid_jax.config.backend import BACKENDS, Kernels
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import refuses_other_names
@@ -117,7 +117,7 @@ class EngineConfig:
     exact: bool = False
     seed: int = 0
     shapes: Literal["fine", "coarse"] = "fine"
-    kernels: Literal["auto", "xla", "pallas"] = "auto"
+    kernels: Kernels = "auto"
     speculation: SpeculationConfig | None = None
 
     @property

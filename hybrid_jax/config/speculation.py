@@ -11,7 +11,14 @@ from hybrid_jax.config.model import ModelConfig
 from hybrid_jax.config.other_names import refuses_other_names
 
 LOOK_UPS = ("ngram", "suffix")
-METHODS = (*LOOK_UPS, "mtp", "draft", "exit")
+# Methods, and where their drafts come from.
+METHODS = {
+    "ngram": "looked up in prompt and output",
+    "suffix": "looked up by the host in prompt and output",
+    "mtp": "predicted by the model's own head",
+    "draft": "predicted by a second model",
+    "exit": "predicted by a head on the model's cut",
+}
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
 MAX_MATCH = 64  # tokens that are compared one by one
 MAX_NODES = 16  # of a tree, the row's own token among them
@@ -99,7 +106,7 @@ class SpeculationConfig:
         method, _, model = str(self.method).partition(":")
         if method == "draft" and model:
             raise refusal(self, "method", f"'draft', with model={model!r}")
-        one_of(self, "method", METHODS)
+        one_of(self, "method", tuple(METHODS))
         if self.model is not None:
             must(self, "model", self.method == "draft", f"None with method {self.method!r}")
             must(self, "model", isinstance(self.model, str | os.PathLike), "a directory")

@@ -30,8 +30,10 @@ from hybrid_jax.config import (
     residual_layer,
 )
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.engine import runner as runners
 from hybrid_jax.engine.adjust import make_adjust
+from hybrid_jax.engine.drafters.table import DRAFTERS
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
@@ -234,56 +236,63 @@ WIDE = {
 }
 
 
+# Blocks of layers, and settings of an engine.
+STEPS = {
+    "attention_prefill": (["attention"], {"max_rows": 2, "prefill_tokens": 512}),
+    "attention_rows": (["attention"], {"max_rows": 256}),
+    "attention_mamba_rows": (["attention", "mamba"], {"max_rows": 128}),
+    "attention_mamba_exact": (["attention", "mamba"], {"max_rows": 64, "exact": True}),
+    "delta_prefill": (["delta"], {"max_rows": 2, "prefill_tokens": 512}),
+    "gated_delta_rows": (["gated", "delta"], {"max_rows": 128}),
+    "short_prefill": (["short"], {"max_rows": 2, "prefill_tokens": 512}),
+    "mamba1_prefill": (["mamba1"], {"max_rows": 2, "prefill_tokens": 512}),
+    "mamba1_attention_exact": (["mamba1", "attention"], {"max_rows": 64, "exact": True}),
+    "short_attention_exact": (["short", "attention"], {"max_rows": 64, "exact": True}),
+    "gated_delta_exact": (["gated", "delta"], {"max_rows": 64, "exact": True}),
+    "mamba1_exact": (["mamba1"], {"max_rows": 64, "exact": True}),
+    "mamba1_rows": (["mamba1"], {"max_rows": 64}),
+    "attention_mamba_ngram": (
+        ["attention", "mamba"],
+        {"max_rows": 64, "speculation": SpeculationConfig()},
+    ),
+    "gated_delta_drafts15": (
+        ["gated", "delta"],
+        {"max_rows": 64, "speculation": SpeculationConfig(num_tokens=15)},
+    ),
+    "mamba1_ngram": (["mamba1"], {"max_rows": 64, "speculation": SpeculationConfig()}),
+    "short_ngram": (["short"], {"max_rows": 64, "speculation": SpeculationConfig()}),
+    "mamba_mtp": (["mamba"], {"max_rows": 64, "speculation": SpeculationConfig(method="mtp")}),
+    "short_attention_few": (["short", "attention"], {"max_rows": 2}),
+    "short_mtp": (
+        ["short"],
+        {"max_rows": 2, "prefill_tokens": 512, "speculation": SpeculationConfig(method="mtp")},
+    ),
+    "short_draft": (["short"], {"max_rows": 64, "speculation": SpeculationConfig(method="draft")}),
+    "short_tree": (
+        ["short"],
+        {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))},
+    ),
+    "latent_mamba_exact": (["latent", "mamba"], {"max_rows": 64, "exact": True}),
+    "fixed_prefill": (["fixed"], {"max_rows": 2, "prefill_tokens": 512}),
+    "fixed_attention_exact": (["fixed", "attention"], {"max_rows": 64, "exact": True}),
+    "joined_prefill": (["joined", "joined"], {"max_rows": 2, "prefill_tokens": 2048}),
+}
+
+
 @pytest.mark.as_users
 @pytest.mark.usefixtures("no_compile_cache")
-@pytest.mark.parametrize(
-    "kinds, settings",
-    [
-        (["attention"], {"max_rows": 2, "prefill_tokens": 512}),
-        (["attention"], {"max_rows": 256}),
-        (["attention", "mamba"], {"max_rows": 128}),
-        (["attention", "mamba"], {"max_rows": 64, "exact": True}),
-        (["delta"], {"max_rows": 2, "prefill_tokens": 512}),
-        (["gated", "delta"], {"max_rows": 128}),
-        (["short"], {"max_rows": 2, "prefill_tokens": 512}),
-        (["mamba1"], {"max_rows": 2, "prefill_tokens": 512}),
-        (["mamba1", "attention"], {"max_rows": 64, "exact": True}),
-        (["short", "attention"], {"max_rows": 64, "exact": True}),
-        (["gated", "delta"], {"max_rows": 64, "exact": True}),
-        (["mamba1"], {"max_rows": 64, "exact": True}),
-        (["mamba1"], {"max_rows": 64}),
-        (["attention", "mamba"], {"max_rows": 64, "speculation": SpeculationConfig()}),
-        (["gated", "delta"], {"max_rows": 64, "speculation": SpeculationConfig(num_tokens=15)}),
-        (["mamba1"], {"max_rows": 64, "speculation": SpeculationConfig()}),
-        (["short"], {"max_rows": 64, "speculation": SpeculationConfig()}),
-        (["mamba"], {"max_rows": 64, "speculation": SpeculationConfig(method="mtp")}),
-        (["short", "attention"], {"max_rows": 2}),
-        (
-            ["short"],
-            {"max_rows": 2, "prefill_tokens": 512, "speculation": SpeculationConfig(method="mtp")},
-        ),
-        (["short"], {"max_rows": 64, "speculation": SpeculationConfig(method="draft")}),
-        (
-            ["short"],
-            {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))},
-        ),
-        (["latent", "mamba"], {"max_rows": 64, "exact": True}),
-        (["fixed"], {"max_rows": 2, "prefill_tokens": 512}),
-        (["fixed", "attention"], {"max_rows": 64, "exact": True}),
-        (["joined", "joined"], {"max_rows": 2, "prefill_tokens": 2048}),
-    ],
-)
+@pytest.mark.parametrize("kinds, settings", STEPS.values(), ids=STEPS)
 @left_to_all(
-    "kinds14",
-    "kinds15",
-    "kinds19",
-    "kinds2",
-    "kinds3",
-    "kinds8",
-    "kinds9",
-    "kinds10",
-    "kinds13",
-    "kinds17",
+    "attention_mamba_rows]",
+    "attention_mamba_exact]",
+    "mamba1_attention_exact]",
+    "short_attention_exact]",
+    "gated_delta_exact]",
+    "attention_mamba_ngram]",
+    "gated_delta_drafts15]",
+    "mamba1_ngram]",
+    "mamba_mtp]",
+    "short_mtp]",
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
     layers = tuple(WIDE[kind] for kind in kinds)
@@ -452,6 +461,16 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
         "cache     adaptive; prompts resume at multiples of 32 tokens with a checkpoint of 24 KiB, as much as 192 "
         "tokens of KV; 40 of them fit"
     )
+
+
+def test_a_new_way_to_draft_is_described_by_its_own_words(monkeypatch):
+    assert METHODS.keys() == DRAFTERS.keys()
+    monkeypatch.setitem(METHODS, "sibling", "told by a sibling")
+    settings = SpeculationConfig(method="sibling", num_tokens=3, adaptive=False)
+    engine = EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256, speculation=settings)
+    found, _ = sizes(model("A"), engine)
+    told = overview(running(model("A"), engine, found), weight_bytes=0, sampling=SamplingParams())
+    assert "drafts    3 tokens a step, told by a sibling" in told.splitlines()
 
 
 MISSING, OLD = "needs the package triton: pip", "they failed a trial: RuntimeError: an old driver"

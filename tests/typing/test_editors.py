@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import jedi
 import pytest
@@ -15,6 +15,7 @@ import pytest
 import hybrid_jax
 from hybrid_jax import LLM, EngineConfig
 from hybrid_jax.api import options
+from hybrid_jax.config import BACKENDS
 from tests.drawing import left_to_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,7 @@ def test_the_options_that_checkers_read_are_those_that_exist():
 
 def test_kernels_have_the_same_choices_everywhere():
     field = get_type_hints(EngineConfig)["kernels"]
+    assert get_args(field) == ("auto", *BACKENDS)
     assert get_type_hints(options.RareOptions)["kernels"] == field | None
 
 
