@@ -101,7 +101,7 @@ class History:
         tree, request = self._tree, sequence.request
         if sequence.known is not None:
             return tree.announce(sequence.prompt)
-        length, relation = tree.match(sequence.prompt).match_len, None
+        (_, length), relation = tree.reach(sequence.prompt), None
         end_node = tree.announce(sequence.prompt)
         if self._learns and request.sample_index == 0:
             relation = tree.policy.asked(tree, end_node, length, request.cache_breakpoints)

@@ -137,7 +137,7 @@ def give_back_too_much(geometry: Geometry, group, position):
     return max(position - group.window + 1, 0) // geometry.page_tokens + 1
 
 
-def hit_without_the_windows_pages(tree, node, length, tier=0):
+def hit_without_the_windows_pages(tree, node, length, grain, tier=0):
     return length
 
 
@@ -145,11 +145,11 @@ def hit_without_the_windows_pages(tree, node, length, tier=0):
     ("mistake", "where"),
     [
         ("first_page", Geometry),
-        ("readable", "hybrid_jax.cache.tree.span_tree.SpanTree"),
+        ("deepest", "hybrid_jax.cache.tree.span_tree.SpanTree"),
     ],
 )
 def test_mistakes_are_noticed(mistake, where):
-    wrong = {"first_page": give_back_too_much, "readable": hit_without_the_windows_pages}[mistake]
+    wrong = {"first_page": give_back_too_much, "deepest": hit_without_the_windows_pages}[mistake]
     with (
         pytest.raises(AssertionError),
         (

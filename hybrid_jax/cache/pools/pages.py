@@ -97,13 +97,19 @@ class PageStore(Protocol):
             missing = min(missing, first)
         return self._row(parts[::-1], length)
 
-    def readable(self, spans: Iterable[tuple[int, NodePages]], length: int) -> int:
-        """`length` if all is there that a row reads which goes on from there; else a position below it.
-
-        Between that position and `length` something is missing as well.
+    def readable(self, spans: Iterable[tuple[int, NodePages]], length: int) -> bool:
+        """Whether all is there that a row reads which goes on from `length`.
 
         Args:
             spans: as for `row`.
+        """
+        return True
+
+    def deepest(self, spans: Sequence[tuple[int, NodePages]], length: int, grain: int) -> int:
+        """The last multiple of `grain` up to `length`, which is one, from which a row can go on; 0 for none.
+
+        Args:
+            spans: as for `row`; `length` lies in the first one.
         """
         return length
 
@@ -227,22 +233,42 @@ class PageHolds(FrameHolds, PageStore):
         """The first page that a row reads which goes on at `position`."""
         return max(position - window + 1, 0) // self.page_tokens
 
-    def readable(self, spans: Iterable[tuple[int, np.ndarray]], length: int) -> int:
+    def readable(self, spans: Iterable[tuple[int, np.ndarray]], length: int) -> bool:
         firsts = [self._first_read(window, length) for window, _ in self.windows]
         missing = self.num_pages(length)
         for start, pages in spans:
             if missing <= min(firsts, default=missing):
                 break
-            first, holes = start // self.page_tokens, [-1]
+            first = start // self.page_tokens
             for read, (_, frames) in zip(firsts, self.windows, strict=True):
-                part = np.array(pages[: missing - first, frames].all(axis=1))
-                part[: max(read - first, 0)] = True
-                holes += np.flatnonzero(~part)[-1:].tolist()
-            if max(holes) >= 0:
-                # Only the node above may have this page, if the boundary between them cuts it.
-                return max((first + max(holes)) * self.page_tokens, start)
+                if not pages[max(read - first, 0) : missing - first, frames].all():
+                    return False
             missing = min(missing, first)
-        return length
+        return True
+
+    def deepest(self, spans: Sequence[tuple[int, np.ndarray]], length: int, grain: int) -> int:
+        if self.readable(spans, length):
+            return length
+        # What the nodes list, one below the other. A page that a boundary cuts has an entry in each of them.
+        starts = np.array([start for start, _ in reversed(spans)])
+        counts = np.array([len(pages) for _, pages in reversed(spans)])
+        entries = np.concatenate([pages for _, pages in reversed(spans)])
+        firsts, offsets = starts // self.page_tokens, np.cumsum(counts) - counts
+        numbers = np.arange(len(entries)) + np.repeat(firsts - offsets, counts)
+        # The pages after such a page follow its deepest entry.
+        followed: np.ndarray = np.append(numbers[1:] > numbers[:-1], True)
+        # A row that goes on at one of these reads up to this entry.
+        ends = np.arange(grain, length + 1, grain)
+        nodes = np.searchsorted(starts, ends) - 1
+        last = offsets[nodes] + (ends - 1) // self.page_tokens - firsts[nodes]
+        good: np.ndarray = np.ones(len(ends), bool)
+        for window, frames in self.windows:
+            there = entries[:, frames].all(axis=1)
+            # Where the run of pages begins that are there down to an entry; if it is not there itself, after it.
+            runs = np.maximum.accumulate(np.where(there, 0, numbers + 1)[followed])
+            begins = np.where(there, np.append(0, runs)[numbers], numbers + 1)
+            good &= begins[last] <= np.maximum(ends - window + 1, 0) // self.page_tokens
+        return int(ends[good].max(initial=0))
 
     def given(self, pages: np.ndarray) -> np.ndarray:
         return given(pages)

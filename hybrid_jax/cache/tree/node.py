@@ -131,6 +131,13 @@ class Node:
         assert self.parent is not None, f"radix: nothing is above the node that ends at {self.end}"
         return self.parent
 
+    def around(self, position: int) -> Node:
+        """The node on the path to this one that `position` lies in, its start excluded; the root for 0."""
+        node = self
+        while node.start >= position and node.parent is not None:
+            node = node.parent
+        return node
+
     def lose(self, loss: Loss) -> None:
         """Remembers what the node gave away; of many the deepest."""
         kept = [known for known in self.losses if known.position != loss.position]

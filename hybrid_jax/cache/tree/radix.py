@@ -98,6 +98,24 @@ class RadixTree(SpanTree):
         """
         tokens = np.asarray(tokens, np.int32)
         limit = len(tokens) - least
+        path, position, pending = self._walk(tokens, owner, limit)
+        found = tuple([self._found(tier.number, path, position, limit) for tier in self.tiers])
+        if pending is not None and pending.end <= found[ARENA].hit_len:
+            pending = None
+        return Match(position, len(tokens), found, path[0], pending)
+
+    def reach(self, tokens: np.ndarray) -> tuple[Node, int]:
+        """The node that a prompt's match ends in, and how many of its leading tokens are known, cached or not."""
+        path, position, _ = self._walk(np.asarray(tokens, np.int32))
+        return path[0], position
+
+    def _walk(
+        self, tokens: np.ndarray, owner: str = "", limit: int = 0
+    ) -> tuple[list[Node], int, Node | None]:
+        """The nodes that a prompt runs through, the deepest first and the root last, and how far it does.
+
+        With them comes the deepest node up to `limit` that somebody but `owner` has promised to fill.
+        """
         text = tokens.tobytes()
         node, position, path = self.root, 0, [self.root]
         pending: Node | None = None
@@ -114,10 +132,7 @@ class RadixTree(SpanTree):
                 pending = child
             node = child
         path.reverse()
-        found = tuple([self._found(tier.number, path, position, limit) for tier in self.tiers])
-        if pending is not None and pending.end <= found[ARENA].hit_len:
-            pending = None
-        return Match(position, len(tokens), found, path[0], pending)
+        return path, position, pending
 
     def _found(self, tier: int, path: list[Node], match_len: int, limit: int) -> Found:
         """What a tier has of a prompt that matches a path; the path's deepest node comes first, the root last."""
@@ -128,18 +143,12 @@ class RadixTree(SpanTree):
                 break
         if self.needs_slots:
             for node in path:
-                if node.end <= reach and node.has_checkpoint(tier):
-                    if self.readable(node, node.end, tier) == node.end:
-                        return Found(cached_len, node.end, node)
+                if node.end <= reach and node.has_checkpoint(tier) and self.readable(node, tier):
+                    return Found(cached_len, node.end, node)
             return Found(cached_len, 0, self.root)
-        hit_len = max(0, min(cached_len, limit) // self.grain * self.grain)
-        for node in path:
-            while node.start < hit_len:
-                readable = self.readable(node, hit_len, tier)
-                if readable == hit_len:
-                    return Found(cached_len, hit_len, node)
-                hit_len = readable // self.grain * self.grain
-        return Found(cached_len, 0, self.root)
+        hit_len = max(0, min(cached_len, limit)) // self.grain * self.grain
+        hit_len = self.deepest(node.around(hit_len), hit_len, self.grain, tier)
+        return Found(cached_len, hit_len, node.around(hit_len))
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point in the arena, retained for the caller; counts the look-up.
@@ -204,8 +213,7 @@ class RadixTree(SpanTree):
 
     def boundary(self, node: Node, position: int) -> Node:
         """The node that ends at `position` > 0 on the path to `node`, made by splitting; `tidy` may undo it."""
-        while node.start >= position:
-            node = node.above
+        node = node.around(position)
         return node if node.end == position else self.split(node, position - node.start)
 
     def promise(self, owner: str, node: Node, position: int) -> None:
@@ -363,11 +371,10 @@ class RadixTree(SpanTree):
         """
         for tier in range(len(self.tiers)):
             while True:
-                match = self.match(tokens)
-                node = match.reached
+                node, known_len = self.reach(tokens)
                 while not node.has(tier):
                     node = node.above
-                if min(node.end, match.match_len) <= keep:
+                if min(node.end, known_len) <= keep:
                     break  # what the node has after that is another prefix's
                 if node.held[tier].num_children or node.pins:
                     break
@@ -384,9 +391,9 @@ class RadixTree(SpanTree):
             tokens: int32[n] all of them.
             saved: how many of them were put into the tree; 0 if none were.
         """
-        match = self.match(tokens[: max(saved, 1)])
-        if saved < len(tokens) and match.match_len >= max(saved, 1):
-            match.reached.remember(Ending(saved=saved, tokens=tokens[saved:].copy()))
+        node, known_len = self.reach(tokens[: max(saved, 1)])
+        if saved < len(tokens) and known_len >= max(saved, 1):
+            node.remember(Ending(saved=saved, tokens=tokens[saved:].copy()))
 
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""

@@ -202,12 +202,22 @@ class SpanTree:
         """
         return self.tiers[tier].pages.row(_spans(node, tier), length)
 
-    def readable(self, node: Node, length: int, tier: int = ARENA) -> int:
-        """`length` if a tier has what a row reads that goes on from there, on the path to a node around it.
+    def readable(self, node: Node, tier: int = ARENA) -> bool:
+        """Whether a tier has all that a row reads which goes on from a node's end."""
+        return self.tiers[tier].pages.readable(_spans(node, tier), node.end)
 
-        Else a position below it, down to which something is missing.
+    def deepest(self, node: Node, length: int, grain: int, tier: int = ARENA) -> int:
+        """The last multiple of `grain` up to `length`, which is one, from which a row can go on with a tier's pages.
+
+        Args:
+            node: in the tier, and around `length`.
+
+        Returns:
+            0 if there is none.
         """
-        return self.tiers[tier].pages.readable(_spans(node, tier), length)
+        store = self.tiers[tier].pages
+        spans = list(_spans(node, tier)) if store.windows else []
+        return store.deepest(spans, length, grain)
 
     def give_pages(self, node: Node, pages: RowPages, tier: int = ARENA) -> None:
         """Puts a node into a tier that has the node above, with those of a row's pages there that overlap it."""
@@ -349,8 +359,8 @@ class SpanTree:
         )
         if slot is not None:
             tier.slots.holders(slot)  # raises if it was released
-            readable = self.readable(node, node.end, tier.number)
-            agree(where, readable_from_its_checkpoint=(readable, node.end))
+            readable = self.readable(node, tier.number)
+            agree(where, readable_from_its_checkpoint=(readable, True))
         if self.needs_slots and (first := self._first_resumed(node, tier.number)) is not None:
             needless = tier.pages.hollow(held.pages, node.start, first) is not held.pages
             assert not needless, f"{where}: there are pages that no window reads"

@@ -1,0 +1,104 @@
+"""From where a row can go on, where nodes lack pages that layers with a window have left behind."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds
+from tests.cache.pools import GRAIN, Pools, seq
+
+FRAMES = 4  # of a page: one that sees everything, two of one window, one of another
+
+
+def resumes(store, spans, length):
+    """The definition: of every page that a window reads, the deepest node's entry above `length` has all frames."""
+    for window, frames in store.windows:
+        for page in range(
+            max(length - window + 1, 0) // store.page_tokens, store.num_pages(length)
+        ):
+            start, pages = next(
+                (start, pages)
+                for start, pages in spans
+                if start < length and start // store.page_tokens <= page
+            )
+            if not pages[page - start // store.page_tokens, frames].all():
+                return False
+    return True
+
+
+@st.composite
+def paths(draw):
+    """Pages of the nodes on a path, the deepest first, with runs of holes; and where it ends."""
+    page_tokens = draw(st.sampled_from([4, 8, 16, 64]))
+    windows = draw(st.tuples(st.integers(1, 90), st.integers(1, 200)))
+    store = PageHolds(
+        FrameAllocator(2), page_tokens, [(windows[0], slice(1, 3)), (windows[1], slice(3, 4))]
+    )
+    end = draw(st.integers(1, 60)) * GRAIN
+    inside = draw(st.lists(st.integers(1, end - 1), max_size=4))
+    on_the_grain = draw(st.lists(st.integers(0, end // GRAIN - 1), max_size=4))
+    starts = sorted({0, *inside, *(n * GRAIN for n in on_the_grain)})
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    share, longest = draw(st.sampled_from([0.0, 0.03, 0.3, 1.0])), draw(st.sampled_from([1, 8]))
+    spans = []
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        places = store.places(start, stop)
+        pages = np.ones((places.stop - places.start, FRAMES), np.uint32)
+        for frame in range(1, FRAMES):
+            for first in np.flatnonzero(rng.random(len(pages)) < share):
+                pages[first : first + rng.integers(1, longest + 1), frame] = 0
+        for place in (0, -1):  # pages that boundaries cut
+            pages[place, rng.integers(1, FRAMES)] = rng.integers(2)
+        spans.append((start, pages))
+    return store, spans[::-1], end
+
+
+@settings(max_examples=150)
+@given(path=paths())
+def test_the_deepest_resume_point_is_that_of_the_definition(path):
+    store, spans, end = path
+    good = 0
+    for length in range(0, end + 1, GRAIN):
+        above = [span for span in spans if span[0] < length]
+        good = length if resumes(store, above, length) else good
+        assert store.deepest(above, length, GRAIN) == good
+        assert store.readable(above, length) == (good == length)
+
+
+def hollow_path(windows, *, kept):
+    """A tree without recurrent layers with a text of 4096 tokens, of which a row gave back all but the last pages."""
+    pools = Pools(needs_slots=False, num_frames=600, groups=2, windows=windows)
+    tokens = np.arange(4096)
+    pages = pools.pages(4096)
+    gone = pages.copy()
+    gone[-kept:], gone[:, 0] = 0, 0
+    pools.tree.fill(tokens, pages - gone)
+    pools.frames.release(pages)
+    pools.check()
+    return pools, tokens
+
+
+@pytest.mark.parametrize("leaves", [100, 2000, 4000])
+def test_a_text_that_leaves_a_hollow_path_costs_few_passes(leaves, monkeypatch):
+    """How far back the next pages are makes no difference."""
+    pools, tokens = hollow_path([(40, slice(1, 2))], kept=5)
+    passes = []
+    readable = PageHolds.readable
+    monkeypatch.setattr(PageHolds, "readable", lambda *args: passes.append(1) or readable(*args))
+    assert pools.match([*tokens[:-leaves], 7]).hit_len == 0
+    assert pools.match([*tokens, 7]).hit_len == 4096
+    assert len(passes) == 2
+
+
+def test_who_asks_what_is_known_looks_at_no_page(monkeypatch):
+    pools, tokens = hollow_path([(40, slice(1, 2))], kept=5)
+    match = pools.match([*tokens[:3000], 7])
+    monkeypatch.setattr(PageHolds, "readable", None)
+    node, known_len = pools.tree.reach(np.array([*tokens[:3000], 7]))
+    assert (node, known_len) == (match.reached, match.match_len) and known_len == 3000
+    pools.tree.ended(tokens, 4000)
+    pools.tree.drop_path(tokens, 0)
+    assert pools.tree.reach(tokens)[1] == 4096 and pools.frames.num_held == 0
+    assert pools.tree.reach(np.array(seq((9000, 5)))) == (pools.tree.root, 0)
