@@ -97,7 +97,7 @@ class PageGroup:
     Attributes:
         window: how many tokens their queries see, with the query itself; None for all.
         first_frame, num_frames: which frames of a page are theirs.
-        max_pages: the most pages whose frames a prompt's row must hold at once; None without a window.
+        max_pages: the most pages whose frames a row must hold at once to go on; None without a window.
     """
 
     window: int | None
@@ -324,7 +324,13 @@ def fit_geometry(
     return Geometry(
         frame_words=words,
         page_tokens=page_tokens,
-        page_groups=page_groups(counts, layers, page_tokens, engine.prefill_tokens),
+        page_groups=page_groups(
+            counts,
+            layers=layers,
+            page_tokens=page_tokens,
+            longest_chunk=engine.prefill_tokens,
+            grain=engine.grain,
+        ),
         kv=tuple(
             KVPlace(
                 frame=place // layers,
@@ -379,18 +385,22 @@ def sized_geometry(
 
 
 def page_groups(
-    counts: Counter[int | None], layers: int, page_tokens: int, longest_chunk: int
+    counts: Counter[int | None], *, layers: int, page_tokens: int, longest_chunk: int, grain: int
 ) -> tuple[PageGroup, ...]:
     """The groups of the given numbers of layers by window, None first, with `layers` layers per frame.
 
     Args:
         longest_chunk: the most tokens of a prompt that a step takes of one row.
+        grain: tokens between resume points.
     """
+    # A decoding row keeps what is read from the resume point before its last one on (`Memory.give_back`). It moves
+    # both on when it has been fed a grain of tokens after the last, and before the next one.
+    span = max(longest_chunk, 2 * grain + 1)
     groups: list[PageGroup] = []
     for window, count in counts.items():
         pages = None
-        if window is not None:  # the pages that window - 1 tokens and a chunk may touch
-            pages = -(-(window + longest_chunk - 2) // page_tokens) + 1
+        if window is not None:  # the pages that window - 1 tokens and the span may touch
+            pages = -(-(window + span - 2) // page_tokens) + 1
         first = sum(group.num_frames for group in groups)
         groups.append(
             PageGroup(window=window, first_frame=first, num_frames=count // layers, max_pages=pages)

@@ -412,9 +412,13 @@ def test_one_window_for_all_layers_changes_no_place():
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 90])
-def test_a_group_holds_every_page_that_a_window_and_a_chunk_touch(window):
-    group = windowed(window).page_groups[0]
-    touched = [(start + 127) // 16 - max(start - window + 1, 0) // 16 + 1 for start in range(1000)]
+@pytest.mark.parametrize(("chunk", "span"), [(128, 128), (32, 2 * 32 + 1)])
+def test_a_group_holds_every_page_that_a_window_and_a_span_touch(window, chunk, span):
+    """The span is a chunk, or what a decoding row keeps behind its last resume point and is fed after it."""
+    group = windowed(window, prefill_tokens=chunk).page_groups[0]
+    touched = [
+        (start + span - 1) // 16 - max(start - window + 1, 0) // 16 + 1 for start in range(1000)
+    ]
     assert group.max_pages == max(touched)
 
 

@@ -29,7 +29,10 @@ def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN, windows=(), lon
     if not windows:
         return geometry
     counts = Counter(windows)
-    return replace(geometry, page_groups=page_groups(counts, 1, page_tokens, longest_chunk))
+    groups = page_groups(
+        counts, layers=1, page_tokens=page_tokens, longest_chunk=longest_chunk, grain=grain
+    )
+    return replace(geometry, page_groups=groups)
 
 
 @dataclass

@@ -132,6 +132,31 @@ def test_prompts_far_longer_than_the_pool_are_computed_through_windows():
         engine.check()
 
 
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("page_tokens", [16, 64])
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_a_row_alone_in_the_least_pool_is_never_preempted(kind, page_tokens, chunk):
+    for window in (1, 2, 16, 17, 33, 48, 50, 64, 66):
+        geometry = make_geometry(
+            kind=kind, page_tokens=page_tokens, windows=(window,), longest_chunk=chunk
+        )
+        num_frames = geometry.row_frames(10**6) + 1
+        for stop, settings in (
+            (None, {"steps_per_dispatch": 32}),
+            ("x", {"steps_per_dispatch": 8}),
+            ("x", {"exact": True}),
+            (None, {"speculation": SpeculationConfig(num_tokens=4, adaptive=False)}),
+        ):
+            engine = Engine.make(
+                geometry=geometry, num_frames=num_frames, max_rows=1, cache="off",
+                prefill_tokens=chunk, vocab=10**6, **settings,
+            )  # fmt: skip
+            engine.add([3] * 70, max_tokens=230, stop_ids=(), stop=stop)
+            engine.run()
+            engine.check()
+            assert engine.counters["preemptions"] == 0, (window, stop, settings)
+
+
 def give_back_too_much(geometry: Geometry, group, position):
     """One page more than may go."""
     return max(position - group.window + 1, 0) // geometry.page_tokens + 1
