@@ -304,7 +304,7 @@ class Memory:
             later: a plan that is being made still reads them.
         """
         geometry, held = self.geometry, sequence.held
-        pages, resumed = held.pages, self._resumed(held)
+        pages, resumed = held.pages, self._resumed(sequence)
         firsts = [geometry.first_page(group, resumed) for group in geometry.windowed]
         if firsts == held.first_pages:
             return
@@ -317,12 +317,20 @@ class Memory:
         else:
             self.holds.release_frames(gone)
 
-    def _resumed(self, held: HeldMemory) -> int:
+    def _resumed(self, sequence: Sequence) -> int:
         """The first position that the sequence, or a prompt that begins like it, may go on from.
 
-        In exact mode its windows begin there, with or without a state; elsewhere they begin later.
+        In exact mode its windows begin at its checkpoint, with or without a state; elsewhere they begin later.
+
+        The next prompt may lack the last tokens: a stop string ends the text before them, or a chat template strips
+        them. With recurrent layers it then needs a state before them. Else pages are enough, and a grain of them more is
+        cheap.
         """
-        return held.kept_checkpoint if held.kept_slot else held.real_checkpoint
+        held = sequence.held
+        if self.geometry.has_state:
+            return held.kept_checkpoint if held.kept_slot else held.real_checkpoint
+        decodes = sequence.phase in (Phase.DECODE, Phase.STOPPING) and self.tree is not None
+        return max(held.real_checkpoint - decodes * self.geometry.grain, 0)
 
     def plan_fold(self, sequence: Sequence) -> bool:
         """Finds the slot that a decoding sequence's next fold writes; False if there is none."""

@@ -157,6 +157,44 @@ def test_a_row_alone_in_the_least_pool_is_never_preempted(kind, page_tokens, chu
             assert engine.counters["preemptions"] == 0, (window, stop, settings)
 
 
+CUTS = [end + n for end in (160, 192, 256) for n in (-9, -3, -1, 0, 1, 4)]
+
+
+def goes_on(engine, text):
+    """How many tokens of a prompt that begins with a text are hit."""
+    request = engine.add([*text, 7, 7, 7], max_tokens=2, stop_ids=())
+    engine.run()
+    return request.hit.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [("attention", (None, 40)), ("attention", (16,)), ("hybrid", (None, 40))],
+)
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_text_that_a_stop_string_cuts_is_hit_up_to_the_last_grain_before(kind, windows, cut):
+    geometry = make_geometry(kind=kind, page_tokens=16, windows=windows)
+    engine = Engine.make(geometry=geometry, num_frames=600, vocab=10**6, steps_per_dispatch=8)
+    first = engine.add([3] * 100, max_tokens=400, stop_ids=(), stop="x")
+    while len(first.tokens) <= cut:  # the stop string ends with the token after the cut
+        engine.step()
+    text = first.tokens[:cut]
+    engine.scheduler.abort("r0")
+    engine.run()
+    assert goes_on(engine, text) >= geometry.align(cut)
+
+
+@pytest.mark.parametrize("windows", [(None, 40), (16,), (1, 200)])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_text_that_is_read_without_its_last_tokens_is_hit_up_to_the_last_grain(windows, cut):
+    """As where a chat template strips the end of an answer."""
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=windows)
+    engine = Engine.make(geometry=geometry, num_frames=900, vocab=10**6)
+    first = engine.add([3] * 100, max_tokens=cut - 100 + 6, stop_ids=())
+    engine.run()
+    assert goes_on(engine, first.tokens[:cut]) == geometry.align(cut)
+
+
 def give_back_too_much(geometry: Geometry, group, position):
     """One page more than may go."""
     return max(position - group.window + 1, 0) // geometry.page_tokens + 1
