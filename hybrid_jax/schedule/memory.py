@@ -323,8 +323,8 @@ class Memory:
         In exact mode its windows begin at its checkpoint, with or without a state; elsewhere they begin later.
 
         The next prompt may lack the last tokens: a stop string ends the text before them, or a chat template strips
-        them. With recurrent layers it then needs a state before them. Else pages are enough, and a grain of them more is
-        cheap.
+        them. With recurrent layers it then needs a state before them. Else pages are enough, and one grain more of them
+        is cheap.
         """
         held = sequence.held
         if self.geometry.has_state:
