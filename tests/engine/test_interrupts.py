@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from types import CodeType, FrameType
 
 import jax
@@ -369,8 +370,7 @@ def test_an_exception_while_adding_or_aborting_leaves_the_others_alone(engine, e
     """The caller of the interrupted call gives its own request up; the others do not notice."""
     for line in lines_of(function):
         engine.reset_prefix_cache()
-        requests, extra = make_requests(), make_requests()[0]
-        extra.request_id = "extra"
+        requests, extra = make_requests(), replace(make_requests()[0], request_id="extra")
         reported = {request.request_id: [] for request in requests}
         for request in requests:
             engine.add(request)
