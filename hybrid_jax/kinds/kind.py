@@ -59,7 +59,20 @@ class Weight:
 
     def made_bytes(self, dtype: str) -> int:
         """Bytes that a step holds of it beside these arrays (`Format.made_bytes`)."""
-        return FORMATS[self.format].made_bytes(self.shape, dtype) if self.is_matrix else 0
+        if not self._is_encoded(dtype):
+            return 0
+        if len(self.shape) > 2:  # products of experts take all numbers, whatever the format
+            return ArraySpec(self.shape, dtype).num_bytes
+        return FORMATS[self.format].made_bytes(self.shape, dtype)
+
+    def token_bytes(self, dtype: str) -> int:
+        """Bytes that a product with it holds for each token (`Format.token_bytes`)."""
+        own = len(self.shape) == 2 and self.draw != "embedding" and self._is_encoded(dtype)
+        return FORMATS[self.format].token_bytes(self.shape, dtype) if own else 0
+
+    def _is_encoded(self, dtype: str) -> bool:
+        """Whether other arrays than one with all numbers stand for it."""
+        return self.is_matrix and self.specs(dtype) != ArraySpec(self.shape, dtype)
 
     @property
     def size(self) -> int:
@@ -255,6 +268,10 @@ class Kind:
 
     def xla_row_elements(self, spec: Any, tokens: int) -> int:
         """Elements that the block holds besides for each row of so many new tokens."""
+        return 0
+
+    def xla_step_elements(self, spec: Any, width: int) -> int:
+        """Elements that the block holds besides in a step, however many tokens that has."""
         return 0
 
 

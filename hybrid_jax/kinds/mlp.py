@@ -75,6 +75,11 @@ class MoEKind(Kind):
         hidden, inner = _matrices(spec) * spec.width, spec.latent_width or width
         return spec.top_k * (hidden + 2 * inner) + 3 * spec.shared_width
 
+    def xla_step_elements(self, spec: MoE, width: int) -> int:
+        """A copy of the expert that is visited."""
+        experts = experts_of(self.weights(spec, width))
+        return sum(weight.size for weight in experts) // spec.num_experts
+
 
 def experts_of(tree: Weights) -> list[Weight]:
     """The weights of a mixture that belong to its experts."""

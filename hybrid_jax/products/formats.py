@@ -17,8 +17,13 @@ class Format:
         raise NotImplementedError
 
     def made_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
-        """Bytes that a step holds of a matrix beside its arrays: all its numbers, where products are made of these."""
+        """Bytes that a step holds of a matrix [I, O] beside its arrays: all its numbers, where products are made of
+        these. Nobody asks for a matrix that is kept as one dense array, nor for experts, whose numbers all count."""
         return ArraySpec(shape, dtype).num_bytes
+
+    def token_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
+        """Bytes that a product of its own holds for each token, beside what goes in and comes out."""
+        return 0
 
 
 class Dense(Format):
@@ -28,9 +33,6 @@ class Dense(Format):
 
     def specs(self, shape: tuple[int, ...], dtype: str) -> Specs:
         return ArraySpec(shape, dtype)
-
-    def made_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
-        return 0
 
 
 FORMATS: dict[str, Format] = {"dense": Dense()}

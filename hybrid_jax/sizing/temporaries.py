@@ -21,7 +21,7 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.costs import state_elements, weight_count
-from hybrid_jax.geometry import make_geometry
+from hybrid_jax.geometry import PROMPT_POSITIONS, make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize, all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, uses, written_columns
 
@@ -42,7 +42,7 @@ def temporary_bytes(
         backend: what steps are made of.
         widens: as in `Device`.
     """
-    made = _made_bytes(model, engine)
+    made = _made_bytes(model, engine) + _product_bytes(model, engine)
     if backend.launches:
         window = engine.window_tokens
         count = partial(kernel_step_bytes, model, engine, num_sms=backend.num_sms)
@@ -59,6 +59,22 @@ def _made_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     They depend on nothing that a step computes, so XLA makes those of all layers before the first one.
     """
     return sum(weight.made_bytes(engine.dtype) for weight in all_weights(model_weights(model)))
+
+
+def _product_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """What the largest product holds for the tokens of a step, where a format has products of its own.
+
+    A head takes the tokens after which others are drawn, and positions of a prompt whose log-probabilities are asked
+    for.
+    """
+    all_tokens = max(engine.max_rows * engine.window_tokens, engine.prefill_tokens)
+    drawn = max(engine.max_rows * engine.decode_tokens, PROMPT_POSITIONS)
+    held = max(
+        weight.token_bytes(engine.dtype) * (drawn if name in ("head", "exit") else all_tokens)
+        for name, part in model_weights(replace(model, draft=None)).items()
+        for weight in all_weights(part)
+    )
+    return held if model.draft is None else max(held, _product_bytes(model.draft, engine))
 
 
 def kernel_step_bytes(
@@ -110,7 +126,8 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     """One layer works at a time. It holds float32 arrays over the tokens of the step, and the states of the rows twice.
 
     Attention also copies the keys and values that it works on, twice for each row.
-    Widened weights exist of all layers at once, but only of one expert of a mixture.
+    A mixture copies the expert that it visits. Widened weights exist of all layers at once, but only of one expert of a
+    mixture.
     """
     columns = max(
         3 * width + kind_of(block).xla_elements(block, width) for block, width in model.parts
@@ -131,6 +148,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     prefill += min(engine.prefill_tokens, engine.max_rows * MAX_GRAIN) * _written(model)
     count = max(decode, prefill)
     count += 2 * engine.max_rows * max(states, default=0)
+    count += max(kind_of(block).xla_step_elements(block, width) for block, width in model.parts)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
     return count * ITEM_BYTES["float32"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.arrays import ArraySpec
-from hybrid_jax.products.formats import FORMATS, Format
-from hybrid_jax.products.operations import OPERATIONS, Operations
+from hybrid_jax.products.formats import Format
+from hybrid_jax.products.operations import Operations
+from tests.products.case import FormatCase
 
 Arrays = dict[str, jax.Array]  # codes int8[..., I, O] and scales [..., 1, O]
 
@@ -41,11 +38,4 @@ class Int8Operations(Operations):
         return {"codes": jnp.clip(codes, -127, 127).astype(jnp.int8), "scales": scales}
 
 
-@contextlib.contextmanager
-def int8_known() -> Iterator[None]:
-    """The package knows the format: these two entries are all that it takes."""
-    with (
-        mock.patch.dict(FORMATS, {"int8": Int8()}),
-        mock.patch.dict(OPERATIONS, {"int8": Int8Operations()}),
-    ):
-        yield
+CASE = FormatCase(format=Int8(), operations=Int8Operations(), share=0.4, error=1 / 127)

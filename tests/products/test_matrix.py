@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import BACKENDS, XLA
+from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import model_weights
@@ -19,6 +20,7 @@ from hybrid_jax.models.checkpoint import open_checkpoint
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.matrices import with_matrices
+from hybrid_jax.products.formats import FORMATS
 from hybrid_jax.products.matrix import as_matrix, product
 from hybrid_jax.products.xla import linear
 from hybrid_jax.weights import BUNDLED
@@ -29,22 +31,23 @@ from tests.drawing import left_to_all
 from tests.engine.on_kernels import engine_of, outputs
 from tests.exactness.engines import one_shape
 from tests.products import backend_of_its_own
-from tests.products.int8 import int8_known
+from tests.products.case import FormatCase
+from tests.products.cases import CASES
 from tests.tiny_models import tiny_model
 
 # Every kind of layer, and experts; tied and other heads; a cut.
 NAMES = ["nemotron_h_moe", "qwen3_next", "lfm2", "jamba", "with_cut_delta"]
 
 
-@pytest.fixture
-def int8():
-    with int8_known():
-        yield
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def case(request):
+    with request.param.known():
+        yield request.param
 
 
-def narrow(name: str):
-    """A tiny model with int8 matrices, and the same numbers in dense ones."""
-    config = replace(tiny_model(name)[0], matrices="int8")
+def narrow(name: str, case: FormatCase):
+    """A tiny model with matrices of a format, and the same numbers in dense ones."""
+    config = replace(tiny_model(name)[0], matrices=case.name)
     params = random_params(config, 0)
     bound = with_matrices(params, config, XLA)
     dense = jax.tree.map(
@@ -55,13 +58,14 @@ def narrow(name: str):
     return config, params, dense
 
 
+@left_to_all(*(f"int4-xla-{name}" for name in NAMES[1:]))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "kernels", ["xla", pytest.param("pallas", marks=[pytest.mark.slow, left_to_all])]
 )
-def test_a_format_of_its_own_runs_in_every_kind_of_layer(int8, name, kernels):
+def test_a_format_of_its_own_runs_in_every_kind_of_layer(case, name, kernels):
     """Chunks, decoding, sampling and hits: the tokens of the same numbers in dense matrices."""
-    config, params, dense = narrow(name)
+    config, params, dense = narrow(name, case)
     plain, room = replace(config, matrices="dense"), {"memory": 192 << 10}
     with one_shape(16):
         want, hits = outputs(engine_of(kernels, plain, dense, **room), adjusted=False)
@@ -70,15 +74,15 @@ def test_a_format_of_its_own_runs_in_every_kind_of_layer(int8, name, kernels):
     assert same_hits == hits > 0
 
 
-def test_bytes_and_random_values_follow_from_the_format(int8):
-    config, params, dense = narrow("nemotron_h_moe")
+def test_bytes_and_random_values_follow_from_the_format(case):
+    config, params, dense = narrow("nemotron_h_moe", case)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert (
         weight_bytes(config, "float32")
         == held
-        < 0.4 * weight_bytes(replace(config, matrices="dense"), "float32")
+        < case.share * weight_bytes(replace(config, matrices="dense"), "float32")
     )
-    kept = [weight for weight in all_weights(model_weights(config)) if weight.format == "int8"]
+    kept = [weight for weight in all_weights(model_weights(config)) if weight.format == case.name]
     assert {weight.draw for weight in kept} == {"embedding", "matrix", "output"}
     assert not any(weight.plain or weight.float32 for weight in kept)
     tokens = jnp.arange(12)[None]
@@ -87,17 +91,21 @@ def test_bytes_and_random_values_follow_from_the_format(int8):
     np.testing.assert_allclose(found, want, atol=1e-5)
 
 
-def test_a_second_model_keeps_its_own_format(int8):
-    config = replace(tiny_model("bamba")[0], matrices="int8")
+def test_a_second_model_keeps_its_own_format(case):
+    config = replace(tiny_model("bamba")[0], matrices=case.name)
     tree = model_weights(replace(config, draft=replace(config, matrices="dense")))
-    assert tree["embed"].format == "int8" and tree["draft"]["embed"].format == "dense"
+    assert tree["embed"].format == case.name and tree["draft"]["embed"].format == "dense"
 
 
-def test_files_are_read_into_the_format_and_written_from_it(int8, tmp_path):
+def test_files_are_read_into_the_format_and_written_from_it(case, tmp_path):
     bundled = open_checkpoint(BUNDLED)
-    config = replace(bundled.config, matrices="int8")
+    config = replace(bundled.config, matrices=case.name)
     read, params = load_hf(bundled, config, "float32", lambda *bytes_: None)
-    assert read.matrices == "int8" and params["embed"]["codes"].dtype == jnp.int8
+    specs = case.format.specs((config.vocab_size, config.width), "float32")
+    described = jax.tree.map(
+        lambda array: ArraySpec(array.shape, array.dtype.name), params["embed"]
+    )
+    assert read.matrices == case.name and described == specs != ArraySpec((260, 192), "float32")
     save_orbax(tmp_path / "model", read, params)
     again, stored = load_model(tmp_path / "model")
     assert again == read
@@ -105,17 +113,21 @@ def test_files_are_read_into_the_format_and_written_from_it(int8, tmp_path):
     plain = load_hf(bundled, bundled.config, "float32", lambda *bytes_: None)[1]
     head = np.asarray(as_matrix(plain["embed"]).values)
     found = np.asarray(with_matrices(params, read, XLA)["embed"].values)
-    assert 0 < np.abs(found - head).max() <= np.abs(head).max() / 127
+    assert 0 < np.abs(found - head).max() <= case.error * np.abs(head).max()
 
 
-def test_a_product_of_columns_is_that_of_the_whole(int8):
-    config, params, _ = narrow("nemotron_h_moe")
+def test_a_product_of_columns_is_that_of_the_whole(case):
+    config, params, _ = narrow("nemotron_h_moe", case)
     matrix = with_matrices(params, config, XLA)["head"]
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, config.width)), jnp.float32)
     want = linear(x, matrix.values)
     np.testing.assert_allclose(product(x, matrix.columns(slice(3, 9))), want[:, 3:9], atol=1e-6)
     assert matrix.shape == (config.width, config.vocab_size) and matrix.dtype == jnp.float32
     np.testing.assert_array_equal(matrix.rows(jnp.array([2, 0])), matrix.values[jnp.array([2, 0])])
+
+
+def test_every_format_of_the_package_is_tested():
+    assert FORMATS.keys() - {"dense"} <= CASES.keys()
 
 
 def test_a_backend_of_its_own_is_one_entry():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from hybrid_jax.config import (
     Mamba1,
     Mamba2,
     ModelConfig,
+    MoE,
     ShortConv,
     SpeculationConfig,
     residual_layer,
@@ -47,18 +49,22 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.kinds import mamba1
+from hybrid_jax.kinds.kind import Weight
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.products.formats import FORMATS, Format
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import find_room
+from hybrid_jax.sizing.temporaries import temporary_bytes
 from hybrid_jax.state import make_state, state_specs
 from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
 from tests.kinds import fixed_decay, latent
 from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.latent import Latent
-from tests.products.int8 import int8_known
+from tests.products.cases import CASES
+from tests.products.int4 import GROUP, Int4
 
 fixed_decay.register()
 latent.register()
@@ -218,6 +224,10 @@ WIDE = {
     "delta": residual_layer(
         mixers=(GatedDelta(num_key_heads=8, num_value_heads=16, key_dim=64, value_dim=64),)
     ),
+    "mixture": residual_layer(
+        mixers=(Attention(num_heads=4, num_kv_heads=2, head_dim=64),),
+        mlp=MoE(num_experts=8, top_k=2, width=512),
+    ),
     "latent": residual_layer(mixers=(Latent(num_heads=16, head_dim=64, rank=256),)),
     "fixed": residual_layer(mixers=(FixedDecay(num_heads=16, value_dim=64, key_dim=48),)),
     # Parts that make little, so that what blocks hold beside them counts.
@@ -275,6 +285,7 @@ STEPS = {
     "latent_mamba_exact": (["latent", "mamba"], {"max_rows": 64, "exact": True}),
     "fixed_prefill": (["fixed"], {"max_rows": 2, "prefill_tokens": 512}),
     "fixed_attention_exact": (["fixed", "attention"], {"max_rows": 64, "exact": True}),
+    "mixture_few": (["mixture"], {"max_rows": 2}),
     "joined_prefill": (["joined", "joined"], {"max_rows": 2, "prefill_tokens": 2048}),
 }
 
@@ -341,20 +352,60 @@ def held_and_counted(config, engine, monkeypatch):
 
 @pytest.mark.as_users
 @pytest.mark.usefixtures("no_compile_cache")
-def test_numbers_that_products_make_of_other_formats_are_counted(monkeypatch):
-    layers = (WIDE["attention"], WIDE["mamba"], WIDE["attention"])
-    with int8_known():
+@pytest.mark.parametrize("kind", ["attention", "mixture"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@left_to_all("int8-attention]", "int4-mixture]")
+def test_what_products_of_other_formats_hold_is_counted(case, kind, monkeypatch):
+    """The numbers that they make of matrices, and what products of their own hold for each token."""
+    with case.known():
         config = ModelConfig(
             family="test",
-            layers=layers,
+            layers=(WIDE[kind], WIDE["mamba"], WIDE[kind]),
             vocab_size=64,
             width=512,
             max_position=256,
-            matrices="int8",
+            matrices=case.name,
         )
         engine = EngineConfig(prefill_tokens=64, max_rows=2)
         held, counted = held_and_counted(config, engine, monkeypatch)
     assert 0.25 * counted <= max(held.values()) <= counted, (held, counted)
+
+
+def test_matrices_that_a_format_leaves_as_they_are_and_experts_hold_what_dense_ones_do():
+    def made(*shape: int, **other) -> tuple[int, int]:
+        weight = Weight(shape=shape, draw="matrix", format="int4", **other)
+        return weight.made_bytes("bfloat16"), weight.token_bytes("bfloat16")
+
+    class Narrow(Int4):
+        def made_bytes(self, shape, dtype):
+            return 0  # a kernel reads its arrays as they are
+
+    with mock.patch.dict(FORMATS, {"int4": Narrow()}):
+        assert made(8, 10) == (0, 2 * 4 * 2 * 10)
+        assert made(7, 10) == made(8, 10, plain=True) == (0, 0)
+        assert made(3, 8, 10) == (2 * 3 * 8 * 10, 0)  # `mixed` takes all numbers
+        assert made(3, 7, 10) == (0, 0)
+
+
+def test_a_product_is_counted_for_the_tokens_that_it_is_made_for():
+    """Those of a step, and of a head those that are drawn."""
+
+    def held(vocab_size: int, **settings) -> int:
+        engine = EngineConfig(**{"max_rows": 8, "prefill_tokens": 512} | settings)
+        config = model("A", matrices="int4", tie_embeddings=False, vocab_size=vocab_size)
+        with CASES["int4"].known():
+            own = temporary_bytes(config, engine, backend=XLA)
+            with mock.patch.object(Int4, "token_bytes", Format.token_bytes):
+                return own - temporary_bytes(config, engine, backend=XLA)
+
+    groups, columns = 16 // GROUP, 64  # of queries, keys and values
+    assert held(31) == 512 * 2 * 4 * groups * columns
+    assert held(31, max_rows=600) == 600 * 2 * 4 * groups * columns
+    assert held(4000) == PROMPT_POSITIONS * 2 * 4 * groups * 4000
+    assert held(4000, max_rows=20, exact=True) == PROMPT_POSITIONS * 2 * 4 * groups * 4000
+    assert held(4000, max_rows=600) == 600 * 2 * 4 * groups * 4000
+    drafts = SpeculationConfig(num_tokens=3)
+    assert held(4000, max_rows=600, speculation=drafts) == 2400 * 2 * 4 * groups * 4000
 
 
 def test_the_tile_that_is_counted_is_the_one_that_is_computed():
