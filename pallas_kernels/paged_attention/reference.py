@@ -93,10 +93,10 @@ def visible(
     window: int | None,
     ancestors: jax.Array | None,
 ) -> jax.Array:
-    """bool[B, T, S]: whether a query sees the key in the place int32[S] of its sequence's pages."""
+    """bool[B, T, S]: whether a query sees the key in the place int32[S] of its sequence's pages, or int32[B, S]."""
     if ancestors is None:
         position = base[:, None] + jnp.arange(tokens)
-        lag = position[:, :, None] - key_position
+        lag = position[:, :, None] - key_position[..., None, :]
         seen = (lag >= 0) & (key_position < end[:, None])[:, None]
         return seen if window is None else seen & (lag < window)
     # New token j lies at base + j, but stands at base + the number of its ancestors.

@@ -18,7 +18,8 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
     """See `api.paged_attention`.
 
     Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,
-    bit for bit, so a row's result does not depend on how far the other rows make the loop run.
+    bit for bit, so a row's result does not depend on how far the other rows make the loop run. With a window each row
+    begins at its own first tile, so the loop is as long as the row that has most tiles, wherever the rows stand.
     """
     q, arena, table, base, end, ancestors = arrays
     layout, scale, page_frame, window, soft_cap, dtype = options
@@ -31,6 +32,15 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
     # the arena for that where steps write to it.
     missing = max(2 * pages_per_tile - table.shape[1], -table.shape[1] % pages_per_tile)
     table = jnp.pad(table, ((0, 0), (0, missing)))
+    first: jax.Array | int = 0  # the tile where a row's walk begins
+    if window is not None:
+        first = jnp.maximum(base - window + 1, 0) // tile  # [B]
+        # A row's part of the table, from its first tile on. Its queries see keys of no more tiles than this, and an
+        # end beyond them makes the walk no longer.
+        most = min(((window + tokens - 2) // tile + 2) * pages_per_tile, table.shape[1])
+        own = first[:, None] * pages_per_tile + jnp.arange(most)
+        table = jnp.take_along_axis(table, own, axis=1, mode="clip")
+        end = jnp.minimum(end, base + tokens)
     per_kv = heads // kv_heads
     queries = q.astype(jnp.float32).reshape(rows, tokens, kv_heads, per_kv, width)
     queries = jnp.moveaxis(queries, 1, 3).reshape(rows, kv_heads, per_kv * tokens, width)
@@ -42,11 +52,10 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         words = read_frames(arena, ids, **part, implementation="xla")
         words, scales = layout.split(words)
         kv = unpack(words.reshape(rows, tile, *words.shape[3:]), layout.dtype)
-        key_position = index * tile + jnp.arange(tile)
+        key_position = (first + index)[..., None] * tile + jnp.arange(tile)  # [S] or [B, S]
         live = key_position < end[:, None]  # [B, S]
-        if (
-            window is not None
-        ):  # what lies before every window may hold anything, as what lies past a row
+        # What lies before every window may hold anything, as what lies past a row.
+        if window is not None:
             live &= key_position > base[:, None] - window
         seen = visible(base, tokens, key_position, end, window, ancestors)
         seen = jnp.broadcast_to(seen[:, None, None], (rows, 1, per_kv, tokens, tile))
@@ -77,11 +86,8 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, width), jnp.float32),
     )
-    first = jnp.int32(0)
-    if window is not None:
-        first = jnp.min(jnp.where(end > 0, jnp.maximum(base - window + 1, 0), 2**30)) // tile
-    last = -(-jnp.max(end) // tile)
-    _, total, mixed = jax.lax.fori_loop(jnp.minimum(first, last), last, visit, start)
+    count = -(-jnp.max(end - first * tile) // tile)
+    _, total, mixed = jax.lax.fori_loop(0, count, visit, start)
     y = mixed / jnp.maximum(total, 1e-30)[..., None]
     y = jnp.moveaxis(y.reshape(rows, kv_heads, per_kv, tokens, width), 3, 1)
     return y.reshape(q.shape).astype(dtype)

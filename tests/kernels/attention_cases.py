@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, xla
 from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.layout import FP8, unpack
+from pallas_kernels.paged_attention.reference import visible
 from tests.kernels.by_name import paged_attention
 from tests.kernels.cases.paged_attention import CASES, Case
 
@@ -40,6 +44,19 @@ def run(case: Case, inputs: dict, implementation: str | None, dtype: str = "floa
         soft_cap=case.soft_cap,
         implementation=implementation,
     )
+
+
+def every_tile(arrays: AttentionArrays, *, options: AttentionOptions) -> jax.Array:
+    """`paged_attention_xla` by a walk of all rows over the same tiles, from position 0 to the highest end.
+
+    A window only masks, so what lies before it must be finite.
+    """
+
+    def masked(base, tokens, key_position, end, window, ancestors):
+        return visible(base, tokens, key_position, end, options.sliding_window, ancestors)
+
+    with mock.patch.object(xla, "visible", masked):
+        return xla.paged_attention_xla(arrays, options=options._replace(sliding_window=None))
 
 
 def expected(case: Case, inputs: dict, dtype: str) -> np.ndarray:

@@ -119,8 +119,8 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `paged_attention`, without the layout; every word that must not be read is NaN.
 
     That is: the sink, frames of no row, the rest of a frame beside the layer's part, and the tokens of a
-    row's pages at or past its end. Pages behind the window of a row's first query are given back: they are the sink.
-    Frames lie in shuffled order.
+    row's pages at or past its end, or behind the window of its first query. Pages wholly behind it are given back: they
+    are the sink. Frames lie in shuffled order.
     """
     rng = np.random.default_rng(seed)
     layout, size = case.layout(dtype), case.page_tokens
@@ -129,7 +129,8 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     beside = case.before + case.behind
     arena = np.full((count + 4, beside + layout.page_words), np.uint32(0xFFFFFFFF))
     for row, length in enumerate(case.lengths):
-        first = max(case.base[row] - case.window + 1, 0) // size if case.window else 0
+        begin = max(case.base[row] - case.window + 1, 0) if case.window else 0
+        first = begin // size
         ids[row, -(-length // size) :] = ids[row, :first] = 0
         shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
         kv = jnp.asarray(rng.standard_normal(shape, np.float32))
@@ -137,7 +138,7 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
             if made is None:
                 continue
             words = np.array(made).reshape(case.pages * size, -1)
-            words[length:] = 0xFFFFFFFF
+            words[:begin] = words[length:] = 0xFFFFFFFF
             for page in range(first, -(-length // size)):
                 part = words[page * size : (page + 1) * size].ravel()
                 arena[ids[row, page], offset : offset + part.size] = part
