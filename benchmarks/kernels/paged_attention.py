@@ -4,7 +4,8 @@
 
 Sides read pages of 64 tokens in shuffled frames. Peers read contiguous K and V, which the table says: torch's SDPA
 with its flash and cuDNN backends, flash_attn and its version for Hopper, jax's cuDNN attention; flashinfer reads pages
-too, in order.
+too, in order. Rows with a window have no peers; beside them stands XLA's walk over every tile, in which rows far on
+make all others go as far.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, pa
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas
 from pallas_kernels.paged_attention.layout import pack
 from pallas_kernels.paged_attention.plan import Config
+from tests.kernels.attention_cases import every_tile
 from tests.kernels.cases import paged_attention as shapes
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
@@ -76,6 +78,12 @@ CASES = (
     shape_of("decode_64x2k", 64, 1, 2 * K),
     shape_of("decode_64x32k", 64, 1, 32 * K),
     shape_of("decode_1x32k", 1, 1, 32 * K),
+    replace(shape_of("decode_4x16k_window", 4, 1, 16 * K), window=512),
+    replace(  # one row far on, the others at their beginning
+        shape_of("decode_16k_and_3x600_window", 4, 1, 16 * K),
+        window=512,
+        base=(16 * K - 1, *[600] * 3),
+    ),
 )
 
 
@@ -111,12 +119,22 @@ def draw_pages(shape: shapes.Case, key: jax.Array):
 
 
 def options_of(shape: shapes.Case) -> AttentionOptions:
-    return AttentionOptions(shape.layout("bfloat16"), scale=SCALE, dtype=jnp.dtype("bfloat16"))
+    return AttentionOptions(
+        layout=shape.layout("bfloat16"),
+        scale=SCALE,
+        sliding_window=shape.window,
+        dtype=jnp.dtype("bfloat16"),
+    )
 
 
 def run(shape: shapes.Case, implementation: str, carry, inputs):
     arrays, options = AttentionArrays(**inputs), options_of(shape)
     return paged_attention(arrays, options=options, implementation=implementation), carry
+
+
+def run_every_tile(shape: shapes.Case, carry, inputs):
+    arrays = AttentionArrays(**inputs | {"table": inputs["table"][:, None]})
+    return every_tile(arrays, options=options_of(shape)), carry
 
 
 def run_config(shape: shapes.Case, config: Config, carry, inputs):
@@ -210,9 +228,11 @@ def peers_of(shape: shapes.Case, draw) -> tuple[Peer, ...]:
 def work(shape: shapes.Case) -> Work:
     layout = shape.layout("bfloat16")
     queries = shape.rows * shape.tokens * shape.heads * shape.head_dim
-    seen = sum(sum(base + 1 + t for t in range(shape.tokens)) for base in shape.base)
+    window = context_of(shape) if shape.window is None else shape.window
+    seen = sum(min(base + 1 + t, window) for base in shape.base for t in range(shape.tokens))
+    read = sum(min(length, window + shape.tokens - 1) for length in shape.lengths)
     return Work(
-        bytes=sum(shape.lengths) * 4 * layout.token_words + 2 * 2 * queries,
+        bytes=read * 4 * layout.token_words + 2 * 2 * queries,
         flops=4.0 * seen * shape.heads * shape.head_dim,
         tokens=shape.rows * shape.tokens,
     )
@@ -227,8 +247,11 @@ def case_of(shape: shapes.Case, truth: str = "xla") -> Case:
     calls = {name: functools.partial(run, shape, name) for name in names}
     sides = [Side(name=name, call=call) for name, call in calls.items()]
     draw = functools.partial(draw_contiguous, shape)
-    cudnn = functools.partial(jax_cudnn, shape)
-    sides.append(Side(name="jax cudnn", call=cudnn, draw=draw, note=CONTIGUOUS, gpu_only=True))
+    if shape.window is None:
+        cudnn = functools.partial(jax_cudnn, shape)
+        sides.append(Side(name="jax cudnn", call=cudnn, draw=draw, note=CONTIGUOUS, gpu_only=True))
+    else:
+        sides.append(Side(name="xla every tile", call=functools.partial(run_every_tile, shape)))
     sweep = DECODE_SWEEP if shape.tokens <= 16 else PREFILL_SWEEP
     return Case(
         operation="paged_attention",
@@ -236,7 +259,7 @@ def case_of(shape: shapes.Case, truth: str = "xla") -> Case:
         draw=functools.partial(draw_pages, shape),
         truth=calls[truth],
         sides=tuple(sides),
-        peers=peers_of(shape, draw),
+        peers=peers_of(shape, draw) if shape.window is None else (),
         configs={label(c): functools.partial(run_config, shape, c) for c in sweep},
         work=given,
     )
@@ -257,7 +280,8 @@ def cases(*, smoke: bool) -> list[Case]:
         decode = replace(small, base=(last - 1,) * 2)
         prefill = replace(small, name="prefill", pages=1, tokens=64, base=(0,))
         verify = replace(small, name="verify", tokens=5, base=(last - 5,) * 2)
-        return [case_of(shape, "reference") for shape in (decode, verify, prefill)]
+        window = replace(decode, name="decode_window", base=(last - 1, 20), window=50)
+        return [case_of(shape, "reference") for shape in (decode, verify, prefill, window)]
     return [case_of(shape) for shape in CASES]
 
 
