@@ -35,8 +35,8 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
     first: jax.Array | int = 0  # the tile where a row's walk begins
     if window is not None:
         first = jnp.maximum(base - window + 1, 0) // tile  # [B]
-        # A row's part of the table, from its first tile on. Its queries see keys of no more tiles than this, and an
-        # end beyond them makes the walk no longer.
+        # The row's columns of the table, from its first tile on: two tiles at least, and no more than its queries can
+        # see. Keys behind the last query make the walk no longer.
         most = min(((window + tokens - 2) // tile + 2) * pages_per_tile, table.shape[1])
         own = first[:, None] * pages_per_tile + jnp.arange(most)
         table = jnp.take_along_axis(table, own, axis=1, mode="clip")

@@ -126,6 +126,8 @@ CASES = {
     "decode_latent_one_row": ("L", "fp8", "decode", 1, None),
     "prefill_latent": ("LM", "fp8", "prefill", 4, 32),
     "exact_latent": ("LML", "float32", "exact", 8, 32),
+    "prefill_window": ("VV", "fp8", "prefill", 4, 32),
+    "exact_window": ("VM", "bfloat16", "exact", 8, 32),
     "decode_fixed_decay": ("MFA", "bfloat16", "decode", 8, None),
     "prefill_fixed_decay": ("FA", "float32", "prefill", 4, 32),
     "exact_fixed_decay": ("FAF", "float32", "exact", 8, 32),
@@ -169,6 +171,8 @@ LEFT_TO_ALL = {
     "prefill_fp8",
     "decode_cut]",
     "fork_cut",
+    "prefill_window",
+    "exact_window",
 )
 @spine(
     "decode_other_kinds_bfloat16", "prefill_other_kinds", "exact_other_kinds", "fork_other_kinds"
@@ -213,6 +217,7 @@ VERIFY: dict[str, tuple] = {
     "verify_side_by_side": ("PQ", "float32", 8, Variant()),
     "tree": ("MAM", "float32", 8, Variant(), TREE),
     "tree_other_kinds": ("DJCGSJD", "float32", 8, Variant(), TREE),
+    "tree_window": ("V", "float32", 8, Variant(), TREE),
     "tree_attention": ("AA", "bfloat16", 8, Variant(), TREE),
     "tree_fixed_decay": ("FM", "float32", 8, Variant(), TREE),
     "tree_latent": ("LM", "float32", 8, Variant(), TREE),
@@ -244,7 +249,9 @@ VERIFY_LEFT_TO_ALL = {
     "name",
     [pytest.param(name, marks=[left_to_all] * (name in VERIFY_LEFT_TO_ALL)) for name in VERIFY],
 )
-@left_to_all("exit_carried", "tree_fp8", "verify_reported_and_adjusted", "second]", "verify]")
+@left_to_all(
+    "exit_carried", "tree_fp8", "tree_window", "verify_reported_and_adjusted", "second]", "verify]"
+)
 @spine("verify_carried", "exit]", "second_other_kinds")
 def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
     pattern, dtype, rows, variant, *given = VERIFY[name]

@@ -17,7 +17,7 @@ from tests.kernels.cases.paged_attention import TREE, Case, make_inputs
 from tests.kernels.compare import assert_same_bits
 
 TILE = xla.TILE_TOKENS
-# Of one key, of a page, of a tile, one less and one more, of several tiles, and longer than all.
+# Of one key, of 16, of a tile, one less and one more, of several tiles, and longer than all.
 WINDOWS = [1, 16, TILE - 1, TILE, TILE + 1, 300, 5000]
 # The pages' dtype, tokens of a page, pages of a row.
 PAGES = [
@@ -45,6 +45,7 @@ def all_seen(case: Case, row: int) -> set[int]:
     return {key for t in range(case.tokens) for key in seen_keys(case, base, t, length)}
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("dtype", "page_tokens", "pages"), PAGES)
