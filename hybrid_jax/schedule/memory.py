@@ -118,6 +118,13 @@ class Memory:
         counters.memory_shortages += needed and not fits
         return fits
 
+    def thin_out(self) -> bool:
+        """Gives up what the tree alone holds behind windows, for a lone row that is stuck; False for nothing."""
+        before = self.holds.frames_by_kind()
+        found = self.tree is not None and self.tree.thin_out()
+        self.holds.counters.evicted_page_frames += before[0] - self.holds.frames_by_kind()[0]
+        return found
+
     def load(self, node: Node, transfer: Transfer) -> None:
         """Has the plan that is being made copy into the arena what another tier has down to a node.
 
@@ -260,7 +267,7 @@ class Memory:
             return num_tokens
         # One page after the other: a little memory still lets the row take some steps.
         covered, new, per_page = len(held.pages) * page_tokens, 0, self.geometry.frames_per_page
-        while covered < num_tokens and self._room_to_grow(sequence, (new + 1) * per_page):
+        while covered < num_tokens and self.make_room((new + 1) * per_page):
             covered += page_tokens
             new += 1
         if new:
@@ -279,23 +286,10 @@ class Memory:
             wanted[part, group.frames] = pages[part, group.frames] == 0
         if not wanted.any():
             return True
-        if not self._room_to_grow(sequence, int(np.count_nonzero(wanted))):
+        if not self.make_room(int(np.count_nonzero(wanted))):
             return False
         sequence.held.pages = pages + self._take(wanted)[0]
         return True
-
-    def _room_to_grow(self, sequence: Sequence, num_frames: int) -> bool:
-        """Makes room for a running sequence, if need be with what the tree holds of its own text.
-
-        Its row gives back pages that its windows have left behind, and the tree may still hold them. They cannot be
-        evicted if they lie above pages that the row holds as well.
-        """
-        if self.make_room(num_frames):
-            return True
-        if not self.geometry.windowed or self.tree is None:
-            return False
-        self.tree.drop_path(sequence.first_tokens(self._saved(sequence)), 0)
-        return self.make_room(num_frames)
 
     def give_back(self, sequence: Sequence, *, later: bool = False) -> None:
         """Gives back the pages that no window of a sequence reads any more, nor a prompt that will go on from it.

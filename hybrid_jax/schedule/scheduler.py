@@ -236,6 +236,8 @@ class Scheduler:
             if self._flights:
                 self._drain = True  # which sequence to preempt is known once every result is in
                 return
+            if len(self.seats.running) == 1 and self.memory.thin_out():
+                continue  # it is the only one that could go, and would find the same when it comes back
             # The youngest. So the oldest goes only if it is alone, and alone it will fit when it comes back.
             victim = self.seats.running[-1]
             self._preempt(victim)

@@ -377,6 +377,15 @@ class WindowMachine(CacheMachine):
         if self.needs_slots and length:
             assert self.states[self.slots.resolve(slot)] == tokens[:length]
 
+    @rule()
+    def thin_out(self):
+        """Then rows hold all that is left in the tree, or it has checkpoints."""
+        free = self.frames.num_free + evict(self.tree, NUM_FRAMES)
+        assert self.tree.thin_out() == (self.frames.num_free > free)
+        self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
+        holds = self.tree.arena.pages.as_dict()
+        assert self.needs_slots or all(self.frames.holders(f) > n for f, n in holds.items())
+
 
 class TwoTierMachine(CacheMachine):
     """The same beside a second tier that takes what the arena evicts: at once, later, or not at all.

@@ -102,3 +102,60 @@ def test_who_asks_what_is_known_looks_at_no_page(monkeypatch):
     pools.tree.drop_path(tokens, 0)
     assert pools.tree.reach(tokens)[1] == 4096 and pools.frames.num_held == 0
     assert pools.tree.reach(np.array(seq((9000, 5)))) == (pools.tree.root, 0)
+
+
+TEXT = seq((0, 256))
+
+
+class Stranded:
+    """A text that two others go on from, all in the tree; of the others, rows hold the last pages."""
+
+    def __init__(self):
+        self.pools = Pools(needs_slots=False, page_tokens=16, windows=[(40, slice(0, 1))])
+        for first in (1000, 2000):
+            tokens = [*TEXT, *seq((first, 64))]
+            pages = self.pools.pages(len(tokens))
+            self.pools.tree.fill(np.array(tokens), pages)
+            self.pools.frames.release(pages[:16])
+        self.pools.check()
+
+    def hit(self, *tokens):
+        return self.pools.match([*tokens, 7]).hit_len
+
+    def take(self, num_frames):
+        found = self.pools.tree.make_room(self.pools.frames.num_free + num_frames)
+        self.pools.check()
+        return found
+
+    def thin_out(self):
+        found = self.pools.tree.thin_out()
+        self.pools.check()
+        return found
+
+
+def test_pages_above_what_rows_hold_go_from_far_behind():
+    stranded = Stranded()
+    assert stranded.hit(*TEXT[:100]) == 96
+    assert stranded.take(12)
+    assert stranded.hit(*TEXT[:100]) == 0  # no prompt has left the text there so far
+    assert stranded.hit(*TEXT) == 256 and stranded.hit(*TEXT[:255]) == 248
+    assert stranded.hit(*TEXT, *seq((1000, 64))) == 320
+    assert not stranded.take(1)
+    assert stranded.thin_out() and not stranded.thin_out()
+    assert stranded.hit(*TEXT) == 0 and stranded.hit(*TEXT, *seq((1000, 64))) == 320
+    assert stranded.pools.frames.num_held == 8  # those of the rows
+
+
+def test_what_a_pinned_node_reads_stays():
+    stranded = Stranded()
+    tree = stranded.pools.tree
+    inner = stranded.pools.match([*TEXT, 7]).reached
+    tree.pin(inner)
+    assert not stranded.take(1) and not stranded.thin_out()
+    tree.unpin(inner)
+    below = stranded.pools.match([*TEXT, 1000, 1001, 7]).reached  # its windows reach into the text
+    tree.pin(below)
+    assert stranded.take(1) and not stranded.thin_out()
+    assert stranded.hit(*TEXT, *seq((1000, 8))) == 264
+    tree.unpin(below)
+    assert stranded.thin_out() and stranded.hit(*TEXT, *seq((1000, 8))) == 0

@@ -156,7 +156,8 @@ class Engine:
         assert not self.scheduler.has_work
 
     def check_shapes(self, plan):
-        engine, max_pages = self.scheduler.engine, self.scheduler.geometry.num_pages(600)
+        scheduler, engine = self.scheduler, self.scheduler.engine
+        max_pages = scheduler.geometry.num_pages(scheduler.max_model_len)
         if engine.exact:
             assert plan.num_steps <= 1
             assert all(len(row.tokens) <= GRAIN for row in plan.prefill)

@@ -157,6 +157,44 @@ def test_a_row_alone_in_the_least_pool_is_never_preempted(kind, page_tokens, chu
             assert engine.counters["preemptions"] == 0, (window, stop, settings)
 
 
+@pytest.mark.parametrize("windows", [(33,), (20, 90)])
+@pytest.mark.parametrize("cache", ["lru", "adaptive"])
+def test_a_lone_row_gets_what_the_tree_alone_holds_above_its_text(windows, cache):
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=windows, longest_chunk=64)
+    engine = Engine.make(
+        geometry=geometry, num_frames=geometry.row_frames(400) + 1, max_model_len=401,
+        vocab=10**6, cache=cache, prefill_tokens=64,
+    )  # fmt: skip
+    freed, thin_out = [], engine.scheduler.memory.thin_out
+    engine.scheduler.memory.thin_out = lambda: freed.append(thin_out()) or freed[-1]
+    for last, shared, max_tokens in ((1, 0, 5), (2, 20, 5), (3, 40, 5), (4, 70, 250)):
+        prompt = [3] * 70 + [5] * shared + [100 + last] * 10
+        engine.add(prompt, max_tokens=max_tokens, stop_ids=())
+        engine.run()
+    engine.check()
+    assert any(freed) and engine.counters["preemptions"] == 0
+
+
+@pytest.mark.parametrize("cache", ["lru", "adaptive"])
+def test_who_comes_does_not_wait_for_pages_behind_the_windows_of_those_that_run(cache):
+    geometry = make_geometry(kind="attention", page_tokens=16, windows=(200, 300))
+    engine = Engine.make(
+        geometry=geometry, num_frames=205, max_model_len=4000, vocab=10**6, cache=cache
+    )
+    shared = [n * 7 % 900 + 1 for n in range(1280)]  # 160 frames, of which two rows hold 62
+    for first, steps in ((1001, 16), (2001, 4)):
+        engine.add([*shared, *range(first, first + 70)], max_tokens=100, stop_ids=())
+        for _ in range(steps):
+            engine.step()
+    assert len(engine.scheduler.seats.running) == 2 and engine.counters["free_frames"] < 20
+    engine.add(range(3000, 3400), max_tokens=5, stop_ids=())
+    engine.step()
+    assert len(engine.scheduler.seats.running) == 3
+    engine.run()
+    assert goes_on(engine, shared) == 1280
+    engine.check()
+
+
 CUTS = [end + n for end in (160, 192, 256) for n in (-9, -3, -1, 0, 1, 4)]
 
 

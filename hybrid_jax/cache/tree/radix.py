@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hybrid_jax.cache.pools.pages import RowPages
+from hybrid_jax.cache.pools.pages import NOWHERE, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, Expected, LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import ARENA, Ending, Found, Loss, Match, Node, shared_len
@@ -320,7 +320,8 @@ class RadixTree(SpanTree):
     def make_room(self, num_frames: int, num_slots: int = 0, *, tier: int = ARENA) -> bool:
         """Evicts until so many frames and slots of a tier are free; False when nothing more can go.
 
-        Nodes whose memory rows hold as well are passed over: dropping them would free nothing.
+        Nodes whose memory rows hold as well are passed over: dropping them would free nothing. What lies above them may
+        have pages behind all windows of these rows, and some of those go last.
         """
         room, passed = self.tiers[tier], []
         while not room.has_free(num_frames, num_slots):
@@ -333,8 +334,63 @@ class RadixTree(SpanTree):
                 passed.append(node)
         for node in passed:
             self._refresh(node)
+        if not room.has_free(num_frames, num_slots) and self._strands(tier):
+            for node, position in self._thinned(passed).items():
+                if room.has_free(num_frames, num_slots):
+                    break
+                self._thin(node, position, tier)
         self._prune()
         return room.has_free(num_frames, num_slots)
+
+    def _thinned(self, leaves: list[Node]) -> dict[Node, int]:
+        """The nodes above leaves, and before which position nobody is likely to go on there, the upper ones first.
+
+        Prompts go on where a leaf ends, where paths part, and where somebody needs it; an equal one goes on a grain
+        before.
+        """
+        found: dict[Node, int] = {}
+        for leaf in leaves:
+            position, above = leaf.end, []
+            for node in reversed(leaf.path()[:-1]):
+                if len(node.children) > 1 or node.needed:
+                    position = node.end
+                above.append((node, position - self.grain))
+                if node.pins:  # a hit lies somewhere on its span
+                    position = node.start
+            for node, position in reversed(above):
+                found.setdefault(node, position)
+        return found
+
+    def _strands(self, tier: int) -> bool:
+        """Whether nodes above others may have pages that nobody else holds and that no eviction reaches."""
+        return not self.needs_slots and bool(self.tiers[tier].pages.windows)
+
+    def thin_out(self, tier: int = ARENA) -> bool:
+        """Gives up all pages of layers with a window that no eviction reaches and nobody else holds.
+
+        That costs hits where prompts leave a path that rows go on from. So it is for a row that could not go on.
+
+        Returns:
+            Whether frames became free.
+        """
+        if not self._strands(tier):
+            return False
+        before, nodes = self.tiers[tier].frames.num_free, [*self.root.walk()]
+        kept = {part for node in nodes if node.pins for part in node.path()}
+        for node in nodes:
+            if node not in kept:
+                self._thin(node, NOWHERE, tier)
+        return self.tiers[tier].frames.num_free > before
+
+    def _thin(self, node: Node, position: int, tier: int) -> None:
+        """Takes from a node what is only read by rows that go on before `position`, if that frees something.
+
+        Pinned nodes stay as they are, and so does one that was joined with the node below meanwhile.
+        """
+        if node.parent is not None and node.has(tier) and not node.pins:
+            if self.tiers[tier].pages.only_ours(node.held[tier].pages):
+                self.release_before(node, position, tier)
+                self.tidy(node)
 
     def _evict(self, node: Node, tier: int = ARENA) -> None:
         """Takes the entry at a node out of a tier, once the sink has been told."""

@@ -246,9 +246,13 @@ class SpanTree:
         """
         if self.needs_slots and node.has(tier):
             first = self._first_resumed(node, tier)
-            held = node.held[tier]
             if first is not None:
-                held.pages = self.tiers[tier].pages.hollow(held.pages, node.start, first)
+                self.release_before(node, first, tier)
+
+    def release_before(self, node: Node, position: int, tier: int = ARENA) -> None:
+        """Releases those pages of a node in a tier that are only read by rows that go on before `position`."""
+        held = node.held[tier]
+        held.pages = self.tiers[tier].pages.hollow(held.pages, node.start, position)
 
     def _first_resumed(self, node: Node, tier: int) -> int | None:
         """Where the first checkpoint stands at a node's end or below; None for none."""
