@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from tests.cache.pools import GRAIN, Pools, seq
 
 FRAMES = 4  # of a page: one that sees everything, two of one window, one of another
@@ -108,11 +109,13 @@ TEXT = seq((0, 256))
 
 
 class Stranded:
-    """A text that two others go on from, all in the tree; of the others, rows hold the last pages."""
+    """A text that others go on from, all in the tree; of the others, rows hold the last pages."""
 
-    def __init__(self):
-        self.pools = Pools(needs_slots=False, page_tokens=16, windows=[(40, slice(0, 1))])
-        for first in (1000, 2000):
+    def __init__(self, others=(1000, 2000), policy=None):
+        self.pools = Pools(
+            needs_slots=False, page_tokens=16, windows=[(40, slice(0, 1))], policy=policy
+        )
+        for first in others:
             tokens = [*TEXT, *seq((first, 64))]
             pages = self.pools.pages(len(tokens))
             self.pools.tree.fill(np.array(tokens), pages)
@@ -159,3 +162,22 @@ def test_what_a_pinned_node_reads_stays():
     assert stranded.hit(*TEXT, *seq((1000, 8))) == 264
     tree.unpin(below)
     assert stranded.thin_out() and stranded.hit(*TEXT, *seq((1000, 8))) == 0
+
+
+class KeepsNodes(LeastRecentlyUsed):
+    def keeps(self, node):
+        return True
+
+
+def test_what_a_hit_in_the_middle_of_a_path_reads_stays_while_it_is_pinned():
+    stranded = Stranded(others=[1000], policy=KeepsNodes())
+    tree = stranded.pools.tree
+    leaf, _ = tree.reach(np.array([*TEXT, 1000]))
+    for position in (256, 128, 96):  # where chunks ended
+        tree.boundary(leaf, position)
+    match = stranded.pools.match([*TEXT[:104], 7])
+    assert match.hit_len == 104 and (match.node.start, match.node.end) == (96, 128)
+    tree.pin(match.node)
+    assert stranded.take(1) and stranded.hit(*TEXT[:104]) == 104
+    tree.unpin(match.node)
+    assert stranded.take(1) and stranded.hit(*TEXT[:104]) == 0
