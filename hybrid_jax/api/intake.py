@@ -189,7 +189,7 @@ class Intake:
                 found.append(self._maker(index, prompt, own, first, pooling))
             except ValueError as error:
                 refusal = self._advised(error)
-                LOG.info("refused: %s", refusal)
+                LOG.info("refused: %s", str(refusal))
                 if errors == "raise":
                     raise refusal from error.__cause__
                 found.append(refusal)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -28,6 +30,17 @@ def test_a_start_and_a_refusal_are_heard(make_llm, caplog):
     assert said(caplog, "requests") == [
         "refused: prompt 0: is empty; a prompt needs at least one token"
     ]
+
+
+def test_records_that_are_kept_hold_no_engine(make_llm, caplog):
+    caplog.set_level(logging.INFO, logger="hybrid_jax")
+    llm = make_llm()
+    with pytest.raises(ValueError):
+        llm.generate("", GREEDY)
+    gone = weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert gone() is None and len(caplog.records) >= 2
 
 
 def test_a_line_of_a_batch_that_gets_an_error_is_heard(make_llm, caplog, tmp_path):
