@@ -198,7 +198,8 @@ class LLM(Reader):
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(self._thread, self._ledger.seen, config, engine_config, tokenizer)
-        LOG.info("started %s on %s", repr(self), self.device)  # a record that is kept holds no engine
+        # Its words, because a logger may keep what it is given.
+        LOG.info("started %s on %s", repr(self), self.device)
         for line in self._unread:
             LOG.info("left out: %s", line)
         if not quiet:
