@@ -18,7 +18,7 @@ class SeededEngine(FakeEngine):
     """Each token depends on the seed, the completion's index, the prompt and the position, as real noise does."""
 
     def next_token(self, request):
-        key = request.seed, request.sample_index, request.prompt, len(request.output)
+        key = request.seed, request.sample_index, request.prompt, len(request.output.token_ids)
         return 97 + hashlib.blake2b(repr(key).encode(), digest_size=1).digest()[0] % 26
 
 

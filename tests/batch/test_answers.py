@@ -121,7 +121,7 @@ def test_special_tokens_move_later_ones_where_they_are_in_the_text(
     tokenizer.backend.add_special_tokens(["<pause>"])
     pause = tokenizer.backend.token_to_id("<pause>")
     llm = make_llm(tokenizer=tokenizer)
-    llm._engine.next_token = lambda request: (97, pause, 98, 99)[len(request.output)]
+    llm._engine.next_token = lambda request: (97, pause, 98, 99)[len(request.output.token_ids)]
     [choice] = body_of(logprobs=0, max_tokens=4, skip_special_tokens=skip, llm=llm)["choices"]
     assert choice["text"] == ("abc" if skip else "a<pause>bc")
     assert choice["logprobs"]["tokens"] == ["a", "<pause>", "b", "c"]

@@ -257,7 +257,8 @@ def test_a_completion_that_ended_in_no_way_the_api_knows_is_an_error(llm, ask, m
         results = step()
         for result in results:
             if result.request.prompt == [99]:
-                result.request.finish_reason, result.request.stop_reason = "abort", "stuck"
+                output = result.request.output
+                output.finish_reason, output.stop_reason = "abort", "stuck"
         return results
 
     monkeypatch.setattr(llm._engine, "step", abort)
