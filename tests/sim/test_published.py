@@ -97,10 +97,10 @@ def test_flop_aware_eviction_with_the_papers_definition_hits_as_much(trace):
     assert percent(trace("agents"), "alpha:1", 60) == pytest.approx(16.7, abs=1)
 
 
-def own_edge_always(node, costs):
+def own_edge_always(node, costs, tier):
     """As the paper may be read too: state and edge count where only the state would be freed."""
     edge = len(node.tokens) * costs.kv_bytes
-    return saved_flops(node, costs) / (costs.checkpoint_bytes + edge)
+    return saved_flops(node, costs, tier) / (costs.checkpoint_bytes + edge)
 
 
 @pytest.mark.parametrize(
