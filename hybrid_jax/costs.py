@@ -74,7 +74,7 @@ class Costs:
 
     def windowed(self, length: int) -> int:
         """Bytes that a resume point keeps of `length` tokens above it, in layers with a window."""
-        return sum(min(window, length) * size for window, size in self.windowed_bytes)
+        return int(_seen_bytes(self.windowed_bytes, length))
 
     def prefix_bytes(self, length: int) -> int:
         """Bytes of a cached prefix with one resume point, at its end."""
@@ -154,7 +154,7 @@ class StepCosts:
 
     def cost(self, *, rows: int, tokens: int, context: float) -> float:
         """What a step costs without drafting, in bytes that are read in the same time."""
-        windowed = sum(min(window, context) * size for window, size in self.windowed_bytes)
+        windowed = _seen_bytes(self.windowed_bytes, context)
         read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes + windowed)
         read += sum(mixture.read(rows * tokens) for mixture in self.mixtures)
         computed = rows * tokens * self.token_flops / self.flops_per_byte
@@ -397,6 +397,11 @@ def prefill_flops(
 def share_saved(model: ModelConfig) -> float:
     """The share of the FLOPs of a prompt of `SAVED_AT` tokens that the cut saves; 0 without one."""
     return 1 - prefill_flops(model, SAVED_AT) / prefill_flops(model.without_cut, SAVED_AT)
+
+
+def _seen_bytes(windows: tuple[tuple[int, int], ...], tokens: float) -> float:
+    """Bytes of the last `tokens` tokens in layers with a window; `windows` has (tokens, bytes of each)."""
+    return sum(min(window, tokens) * size for window, size in windows)
 
 
 def _windowed(position: int, window: int) -> int:

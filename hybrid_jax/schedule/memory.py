@@ -298,6 +298,8 @@ class Memory:
             later: a plan that is being made still reads them.
         """
         geometry, held = self.geometry, sequence.held
+        if not geometry.windowed:
+            return
         pages, resumed = held.pages, self._resumed(sequence)
         firsts = [geometry.first_page(group, resumed) for group in geometry.windowed]
         if firsts == held.first_pages:
@@ -307,7 +309,7 @@ class Memory:
             gone[:first, group.frames] = pages[:first, group.frames]
         held.pages, held.first_pages = pages - gone, firsts
         if later:
-            self._later_frames.append(gone[gone > 0])
+            self._later_frames.append(gone)
         else:
             self.holds.release_frames(gone)
 

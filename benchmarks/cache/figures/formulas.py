@@ -67,7 +67,21 @@ def fig_3b(runs: Runs, setup: Setup) -> Figure:
 
 def efficiency(costs: Costs, tokens: int) -> float:
     """FLOPs that a cached sequence spares, per byte that it takes."""
-    return costs.flops(tokens) / (tokens * costs.kv_bytes + costs.checkpoint_bytes)
+    return costs.flops(tokens) / costs.prefix_bytes(tokens)
+
+
+def _by_length(title: str, series: dict[str, list]) -> Panel:
+    """FLOPs per byte over the lengths of `LONG`, both axes in logarithms."""
+    return Panel(
+        kind="lines",
+        title=title,
+        x_label="tokens",
+        y_label="FLOPs / byte",
+        x=list(LONG),
+        series=series,
+        log_x=True,
+        log_y=True,
+    )
 
 
 def fig_5(runs: Runs, setup: Setup) -> Figure:
@@ -89,18 +103,7 @@ def fig_5(runs: Runs, setup: Setup) -> Figure:
         differences="None that can be seen, as the paper prints no values: the order is the paper's. In proportion to "
         "itself the hybrid rises less than the Transformer beyond 1,000 tokens, where KV is most of what it keeps.",
         tables=[Table(title="FLOPs spared per byte of KV and state", rows=rows)],
-        panels=[
-            Panel(
-                kind="lines",
-                title="FLOPs per byte",
-                x_label="tokens",
-                y_label="FLOPs / byte",
-                x=list(LONG),
-                series=found,
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        panels=[_by_length("FLOPs per byte", found)],
     )
 
 
@@ -193,16 +196,5 @@ def table_1(runs: Runs, setup: Setup) -> Figure:
         differences="The last term of the SSM is 10LD here, as in the published code. The table leaves out the "
         "convolution's state, and so do these rows; every other figure counts it (6 %).",
         tables=[Table(title="One layer, D = 4096 and N = 128", rows=rows)],
-        panels=[
-            Panel(
-                kind="lines",
-                title="FLOPs per byte of one layer",
-                x_label="tokens",
-                y_label="FLOPs / byte",
-                x=list(LONG),
-                series=curves,
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        panels=[_by_length("FLOPs per byte of one layer", curves)],
     )
