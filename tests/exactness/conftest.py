@@ -15,7 +15,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.weights import load_model
 from tests.drawing import EVERYTHING
 from tests.exactness.definition import Plain
-from tests.exactness.engines import make_engine, one_shape, start_over
+from tests.exactness.engines import kept_by_arguments, make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
 from tests.exactness.poison import Poison
 from tests.parity.goldens import FOLDER, GOLDENS
@@ -86,6 +86,10 @@ class Bench:
     poison: Poison
     shapes: Callable
 
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work
+
     def run(self, jobs: Sequence[Job], **options) -> Run:
         """Runs jobs on what the jobs before left in the cache; options as in `drive`."""
         with self.shapes():
@@ -122,8 +126,7 @@ def plain_of() -> Callable[..., Plain]:
 def bench_of(plain_of) -> Callable[..., Bench]:
     """A model's bench by name and settings, its cache empty, with room for two sequences and a bit."""
 
-    made: dict[tuple[str, str], Bench] = {}
-
+    @kept_by_arguments
     def make(name: str, settings: str) -> Bench:
         config, params = load(name, SETTINGS[settings].dtype)
         shapes = contextlib.nullcontext
@@ -137,9 +140,7 @@ def bench_of(plain_of) -> Callable[..., Bench]:
         return Bench(config, engine, plain, Poison(engine), shapes)
 
     def fresh(name: str, settings: str) -> Bench:
-        bench = made.get((name, settings))
-        if bench is None or bench.engine.has_work:  # a test before this one broke off
-            bench = made[name, settings] = make(name, settings)
+        bench = make(name, settings)
         bench.start_over(ROOMS.get(settings, ROOM))
         return bench
 

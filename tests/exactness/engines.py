@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Protocol, TypeVar
 from unittest import mock
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -53,6 +55,30 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
         max_model_len=sizes.max_model_len,
         costs=model_costs(engine.config, geometry),
     )
+
+
+class Worker(Protocol):
+    """An engine, or what has one."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+
+W = TypeVar("W", bound=Worker)
+
+
+def kept_by_arguments(make: Callable[..., W]) -> Callable[..., W]:
+    """`make`, whose engines serve several tests; one that a test broke off is made anew."""
+    made: dict[tuple, W] = {}
+
+    @functools.wraps(make)
+    def get(*arguments: object) -> W:
+        found = made.get(arguments)
+        if found is None or found.has_work:
+            found = made[arguments] = make(*arguments)
+        return found
+
+    return get
 
 
 @contextlib.contextmanager

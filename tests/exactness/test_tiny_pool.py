@@ -24,7 +24,7 @@ from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
 from tests.drawing import EVERYTHING, left_to_all, spine
 from tests.exactness.conftest import load
-from tests.exactness.engines import make_engine, one_shape, start_over
+from tests.exactness.engines import kept_by_arguments, make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
 from tests.exactness.poison import Poison
 
@@ -109,7 +109,7 @@ def new_engine(page_tokens: int, room: float) -> Engine:
         return make_engine(*load(MODEL), settings, room=room)
 
 
-@functools.cache
+@kept_by_arguments
 def engine_of(page_tokens: int) -> Engine:
     """With an arena that holds whatever the loads leave behind."""
     return new_engine(page_tokens, CASES[page_tokens].ample)

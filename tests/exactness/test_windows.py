@@ -14,7 +14,7 @@ from hybrid_jax.schedule.memory import Memory
 from tests.drawing import left_to_all
 from tests.exactness.conftest import ONE_SHAPE, ROOM, SETTINGS, Bench
 from tests.exactness.definition import Plain
-from tests.exactness.engines import make_engine, one_shape, short_of_memory
+from tests.exactness.engines import kept_by_arguments, make_engine, one_shape, short_of_memory
 from tests.exactness.jobs import Job
 from tests.exactness.poison import Poison
 from tests.tiny_models import MAX_POSITION, VOCAB, redrawn
@@ -42,7 +42,7 @@ def model_of(name: str) -> ModelConfig:
     )
 
 
-@functools.cache
+@kept_by_arguments
 def bench_with(name: str, settings: str) -> Bench:
     config = model_of(name)
     params = redrawn(config, seed=40, dtype="float32")
