@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
 from hybrid_jax.process.own_settings import OWN
-from tests.drawing import EVERYTHING, FEW_CASES, covering, marked
+from tests.drawing import EVERYTHING, FEW_CASES, covering, idle_words, marked
 from tests.imports import ROOT
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
@@ -47,8 +47,12 @@ MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what `tests.drawing` says, unless all tests are asked for."""
+    whole = not any("::" in argument for argument in config.args)
+    if EVERYTHING and whole and (idle := idle_words(items)):  # other draws have fewer cases
+        raise pytest.UsageError(f"marks whose words begin no case: {', '.join(idle)}")
     for item in items:  # for `-m spine`: a mark with words is for some cases
         item.own_markers = [
             mark

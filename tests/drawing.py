@@ -1,7 +1,7 @@
 """What `make test` leaves to `make test-all`, what it always runs, and few cases in which each value occurs.
 
 - `@left_to_all` is for tests so long that `make test-all` alone runs them. `@left_to_all("a", "b")` is for the cases
-  whose names begin like that.
+  whose names begin like that. A word that begins no case is an error of `make test-all`.
 - `@spine` is for few tests that look at everything once. They run after every change; with words, those cases do.
 - Of tests with many parameters a run takes few cases, in which each value occurs (`covering`).
 
@@ -42,6 +42,27 @@ def marked(item: pytest.Item, name: str) -> bool:
     case = item.nodeid.partition("[")[2]
     words = [mark.args for mark in item.iter_markers(name)]
     return any(not given or any(begins(case, word) for word in given) for given in words)
+
+
+def idle_words(items: Iterable[pytest.Item]) -> list[str]:
+    """Words of marks that no case of their test begins with, each with its test: such a mark does nothing.
+
+    Args:
+        items: with every case of each of their tests.
+    """
+    cases: dict[str, list[str]] = {}
+    words: dict[str, set[str]] = {}
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        cases.setdefault(test, []).append(case)
+        marks = [mark for mark in item.own_markers if mark.name in ("spine", "left_to_all")]
+        words.setdefault(test, set()).update(word for mark in marks for word in mark.args)
+    return [
+        f"{test}: {word!r}"
+        for test, asked in words.items()
+        for word in sorted(asked)
+        if not any(begins(case, word) for case in cases[test])
+    ]
 
 
 def begins(case: str, word: str) -> bool:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 
-from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, Rope, residual_layer
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    Mamba2,
+    ModelConfig,
+    Rope,
+    SpeculationConfig,
+    residual_layer,
+    with_cut,
+)
 from hybrid_jax.config.engine import FP8
+from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule.memory import Memory
 from tests.drawing import left_to_all
 from tests.exactness.conftest import ONE_SHAPE, ROOM, SETTINGS, Bench
@@ -19,13 +30,21 @@ from tests.exactness.jobs import Job
 from tests.exactness.poison import Poison
 from tests.tiny_models import MAX_POSITION, VOCAB, redrawn
 
-WINDOWS = {"all": (20, 50, 20), "some": (20, None, 50), "state": (50, None)}
+WINDOWS = {
+    "all": (20, 50, 20),
+    "some": (20, None, 50),
+    "state": (50, None),
+    "cut": (50, 20, 20),
+    "drafting": (20, 50),
+}
 BENCHES = [
     ("some", "fine"),
     ("state", "padded"),
     pytest.param(("all", "fine"), marks=left_to_all),
     pytest.param(("some", "fp8"), marks=left_to_all),
     pytest.param(("state", "fine"), marks=left_to_all),
+    pytest.param(("cut", "fine"), marks=left_to_all),
+    pytest.param(("cut", "exact"), marks=[left_to_all, pytest.mark.as_users]),
     pytest.param(("some", "exact"), marks=[left_to_all, pytest.mark.as_users]),
     pytest.param(("state", "exact"), marks=[left_to_all, pytest.mark.as_users]),
 ]
@@ -37,9 +56,10 @@ def model_of(name: str) -> ModelConfig:
     if name == "state":
         mixers.insert(1, Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=2))
     layers = tuple(residual_layer(mixers=(mixer,), mlp=MLP(width=40)) for mixer in mixers)
-    return ModelConfig(
+    config = ModelConfig(
         family="windows", layers=layers, width=28, vocab_size=VOCAB, max_position=MAX_POSITION
     )
+    return with_cut(config, 1, kv_group=2) if name == "cut" else config
 
 
 @kept_by_arguments
@@ -97,3 +117,38 @@ def test_preemption(bench):
     with short_of_memory(bench.engine, at=(45, 80)):
         run = bench.check(jobs)
     assert run.moved["preemptions"] >= 2
+
+
+@pytest.mark.parametrize("method", [pytest.param("draft", marks=left_to_all), "mtp"])
+def test_layers_that_draft_give_pages_back(method):
+    """A second model's layers with a window, and a head's, beside the model's own."""
+    config = model_of("drafting")
+    params = redrawn(config, seed=41, dtype="float32")
+    if method == "draft":
+        other = replace(config, layers=config.layers[:1])
+        drafting = replace(config, draft=other)
+        drafts = {"draft": redrawn(other, seed=42, dtype="float32")}
+    else:
+        drafting = replace(config, mtp=config.layers[1:])
+        drafts = {"mtp": random_params(drafting, 0)["mtp"]}
+    speculation = SpeculationConfig(method=method, num_tokens=3, adaptive=False)
+    settings = replace(SETTINGS["fine"], prefill_tokens=64, speculation=speculation)
+    with one_shape():
+        engine = make_engine(drafting, params | drafts, settings, room=2 * ROOM)
+    bench = Bench(drafting, engine, Plain(config, params), Poison(engine), one_shape)
+    shared = bench.prompt(90, seed=6)
+    jobs = [Job(prompt=shared + bench.prompt(n, seed=n), max_tokens=60) for n in (5, 20)]
+    jobs += [replace(jobs[0], temperature=0.8, seed=n, arrive=20) for n in (1, 2)]
+    jobs += [Job(prompt=(3, 1, 4) * 20, max_tokens=90)]
+    gone, give_back = set(), Memory.give_back
+
+    def noted(memory, sequence, later=False):
+        give_back(memory, sequence, later=later)
+        gone.update(enumerate(sequence.held.first_pages))
+
+    with mock.patch.object(Memory, "give_back", noted):
+        run = bench.check(jobs)
+    assert gone >= {(0, 6), (1, 4)}  # first pages of the groups
+    assert sum(run.cached) >= 2 * 64
+    assert sum(r.course.drafts.windows.total() for r in run.requests) > 40
+    assert [group.window for group in engine.geometry.windowed] == [20, 50]
