@@ -1,6 +1,6 @@
 """What a model costs: weights, FLOPs of a prefill, bytes of what it leaves behind. Standard library only.
 
-FLOPs are counted as 2 per multiply-add. Per token: twice the active weights of every block, convolution included, and
+FLOPs are counted as 2 per multiply-add. Per token: twice the active weights of every part, convolution included, and
 the recurrence (6 per element of a Mamba state: decay, update, readout; 8 for the gated delta rule, which
 also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activations and logits are left out.
 """
@@ -35,7 +35,7 @@ SAVED_AT = 4096  # tokens of the prompt by whose FLOPs it is said what a cut sav
 # fold now and then.
 STATE_READS = 1.3
 
-Block = Attention | RecurrentMixer | MLP | MoE
+ModelPart = Attention | RecurrentMixer | MLP | MoE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +221,15 @@ def token_costs(
 ) -> Costs:
     """Costs of a model's tokens, with the given bytes of what the cache takes; `whole` as for `model_costs`."""
     layers = model.layers if whole else model.layers[: model.cut]
-    blocks = [(1, *use) for use in uses(model, layers)]
-    found = block_costs(blocks, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
+    parts = [(1, *use) for use in uses(model, layers)]
+    found = part_costs(parts, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
     beside = _entry_flops(model) + written_flops(model, whole=whole)
     return replace(found, flops_per_token=found.flops_per_token + beside)
 
 
 def written_flops(model: ModelConfig, *, whole: bool = False) -> int:
     """FLOPs of a token for all that layers after a cut write; if it goes through them too (`whole`), of the projection
-    of the cut's output alone, because their blocks count the rest."""
+    of the cut's output alone, because their parts count the rest."""
     if whole:
         columns = [part.stop for part in written_columns(model).values()]
         return 2 * model.width * max(columns, default=0)
@@ -249,22 +249,22 @@ def _entry_flops(model: ModelConfig) -> int:
     return 2 * 2 * model.width**2 if model.mtp else 0
 
 
-def block_costs(
-    blocks: Sequence[tuple[int, Block, Weights]], *, kv_bytes: int, checkpoint_bytes: int
+def part_costs(
+    parts: Sequence[tuple[int, ModelPart, Weights]], *, kv_bytes: int, checkpoint_bytes: int
 ) -> Costs:
-    """Costs of a stack of blocks.
+    """Costs of a stack of parts.
 
     Args:
-        blocks: how many, which, and the weights that their tokens are multiplied with.
+        parts: how many, which, and the weights that their tokens are multiplied with.
         kv_bytes, checkpoint_bytes: what the cache takes for a token and a state.
     """
     windows: dict[int, float] = {}
     per_token = per_key = 0.0
-    for count, block, tree in blocks:
-        kind = kind_of(block)
-        per_token += count * (2 * kind.active_weights(block, tree) + kind.recurrence_flops(block))
-        flops = count * kind.key_flops(block)
-        entry = kind.entry(block)
+    for count, part, tree in parts:
+        kind = kind_of(part)
+        per_token += count * (2 * kind.active_weights(part, tree) + kind.recurrence_flops(part))
+        flops = count * kind.key_flops(part)
+        entry = kind.entry(part)
         if entry is None or entry.window is None:
             per_key += flops
         else:
@@ -357,9 +357,9 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
         read |= model_weights(model)["mtp"]
     item = ITEM_BYTES[engine.dtype]
     states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
-    costs = block_costs(
+    costs = part_costs(
         [(1, *use) for use in uses(drafts, drafts.layers)],
-        kv_bytes=item * sum(kind_of(block).token_elements(block) for block, _ in drafts.parts),
+        kv_bytes=item * sum(kind_of(part).token_elements(part) for part, _ in drafts.parts),
         checkpoint_bytes=ITEM_BYTES["float32"] * states,
     )
     entered = costs.flops_per_token + _entry_flops(model)
@@ -371,11 +371,11 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
 
 def _mixtures(model: ModelConfig, engine: EngineConfig) -> tuple[Mixture, ...]:
     found: dict[tuple[int, int], int] = {}
-    for block, tree in uses(model, model.layers):
-        if isinstance(block, MoE) and block.num_experts > block.top_k:
-            key = block.num_experts, block.top_k
+    for part, tree in uses(model, model.layers):
+        if isinstance(part, MoE) and part.num_experts > part.top_k:
+            key = part.num_experts, part.top_k
             size = sum(weight.num_bytes(engine.dtype) for weight in experts_of(tree))
-            found[key] = found.get(key, 0) + size // block.num_experts
+            found[key] = found.get(key, 0) + size // part.num_experts
     return tuple(Mixture(*key, expert_bytes=size) for key, size in found.items())
 
 

@@ -21,8 +21,8 @@ from hybrid_jax.config import (
 from hybrid_jax.costs import (
     Costs,
     Mixture,
-    block_costs,
     model_costs,
+    part_costs,
     prefill_flops,
     step_costs,
     weight_bytes,
@@ -68,7 +68,7 @@ def test_a_step_reads_no_more_of_a_row_than_its_windows_see():
 
 def test_windows_of_equal_width_are_counted_together():
     blocks = [(2, WINDOWED, {}), (1, ATTENTION, {}), (3, WINDOWED, {})]
-    costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
+    costs = part_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
     assert costs.windows == ((5, 5 * 4 * 4 * 8),)
     assert costs.flops_per_key == 4 * 4 * 8
 

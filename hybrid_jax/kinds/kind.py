@@ -1,4 +1,4 @@
-"""What the host asks of every kind of block before any array exists: weights, cached data, costs, temporaries."""
+"""What the host asks of every kind of part before any array exists: weights, cached data, costs, temporaries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READOUT_FLOPS = 2  # of a state, for each of its elements
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One array of a block's weights.
+    """One array of a part's weights.
 
     Attributes:
         shape: the shape that the layers expect.
@@ -194,19 +194,19 @@ class StepSize:
 
 
 class Kind:
-    """A kind of block: a mixer or a feed-forward block. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
+    """A kind of part: a mixer or an MLP. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
-    name: str  # in files that list the blocks of a model
+    name: str  # in files that list what a model is made of
     projection: tuple[
         str, str
     ]  # of a mixer with a form after a cut: its matrix and its biases, among its weights
 
     def weights(self, spec: Any, width: int) -> Weights:
-        """The arrays of a block, without the norm in front of it."""
+        """The arrays of a part, without the norm in front of it."""
         raise NotImplementedError
 
     def weights_between(self, spec: Any, read: int, made: int) -> Weights:
-        """`weights` of a block that reads `read` channels and makes `made`."""
+        """`weights` of a part that reads `read` channels and makes `made`."""
         if read == made:
             return self.weights(spec, made)
         wide = iter(all_weights(self.weights(spec, read)))
@@ -247,31 +247,31 @@ class Kind:
         return 0
 
     def with_one_expert(self, spec: Any) -> Any:
-        """The block without all experts but one; the same block if it has none."""
+        """The part without all experts but one; the same part if it has none."""
         return spec
 
     def row_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds for a row with one new token."""
+        """Bytes that the part holds for a row with one new token."""
         raise NotImplementedError
 
     def chunk_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds for each token of prompt chunks."""
+        """Bytes that the part holds for each token of prompt chunks."""
         raise NotImplementedError
 
     def window_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds for each token of exact mode's windows."""
+        """Bytes that the part holds for each token of exact mode's windows."""
         return self.chunk_bytes(spec, step)
 
     def xla_elements(self, spec: Any, width: int) -> int:
-        """Elements that the block holds for each token in a step that XLA makes."""
+        """Elements that the part holds for each token in a step that XLA makes."""
         raise NotImplementedError
 
     def xla_row_elements(self, spec: Any, tokens: int) -> int:
-        """Elements that the block holds besides for each row of so many new tokens."""
+        """Elements that the part holds besides for each row of so many new tokens."""
         return 0
 
     def xla_step_elements(self, spec: Any, width: int) -> int:
-        """Elements that the block holds besides in a step, however many tokens that has."""
+        """Elements that the part holds besides in a step, however many tokens that has."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Feed-forward blocks: one, or a mixture of experts."""
+"""MLPs: one, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MLPKind(Kind):
     name = "mlp"
 
     def weights(self, spec: MLP, width: int) -> Weights:
-        return _block(width, spec.width, spec)
+        return _mlp(width, spec.width, spec)
 
     def row_bytes(self, spec: MLP, step: StepSize) -> int:
         return _hidden(spec.kind, spec.width, step.product(spec.width) // spec.width, step.item)
@@ -32,7 +32,7 @@ class MoEKind(Kind):
 
     def weights(self, spec: MoE, width: int) -> Weights:
         inner, count = spec.latent_width or width, spec.num_experts
-        experts = _block(inner, spec.width, spec, count)
+        experts = _mlp(inner, spec.width, spec, count)
         tree: Weights = {
             "router": Weight(shape=(width, count), draw="matrix", plain=True),
             **experts,
@@ -40,7 +40,7 @@ class MoEKind(Kind):
         if spec.routing == "sigmoid":
             tree["router_bias"] = Weight(shape=(count,), draw="zeros", float32=True)
         if spec.shared_width:
-            tree["shared"] = _block(width, spec.shared_width, spec)
+            tree["shared"] = _mlp(width, spec.shared_width, spec)
             if spec.shared_gate:
                 tree["shared_gate"] = Weight(shape=(width, 1), draw="matrix", plain=True)
         if spec.latent_width:
@@ -60,7 +60,7 @@ class MoEKind(Kind):
 
     def row_bytes(self, spec: MoE, step: StepSize) -> int:
         """Of each of a token's experts its hidden units and its output, or the hidden units of the shared expert; and
-        the shared expert's output, or the block's input."""
+        the shared expert's output, or the layer's input."""
         inner = spec.latent_width or step.width
         visits = spec.top_k * (spec.width + inner) * step.item
         shared = _hidden(spec.kind, spec.shared_width, step.item, step.item)
@@ -87,12 +87,12 @@ def experts_of(tree: Weights) -> list[Weight]:
 
 
 def _matrices(spec: MLP | MoE) -> int:
-    """How many matrices a block has: gate, up and down, or up and down."""
+    """How many matrices an MLP has: gate, up and down, or up and down."""
     return 3 if spec.kind == "gated_silu" else 2
 
 
-def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> Weights:
-    """The weights of a feed-forward block of `hidden` units, or of `count` such blocks side by side."""
+def _mlp(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> Weights:
+    """The weights of an MLP of `hidden` units, or of `count` such MLPs side by side."""
     lead = () if count is None else (count,)
     fused = (hidden,) * (_matrices(spec) - 1)
     tree = {
@@ -106,5 +106,5 @@ def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -
 
 
 def _hidden(kind: str, width: int, product: int, item: int) -> int:
-    """Bytes per token of a feed-forward block: its projection, and for a gated block the product with the gate."""
+    """Bytes per token of an MLP: its projection, and for a gated one the product with the gate."""
     return 2 * width * product + width * item if kind == "gated_silu" else width * product

@@ -1,4 +1,4 @@
-"""The kinds of blocks, by the class of their spec."""
+"""The kinds of parts, by the class of their spec."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS: dict[type, Kind] = {
 
 
 def kind_of(spec: object) -> Kind:
-    """The kind of a block.
+    """The kind of a part.
 
     Raises:
         ValueError: the class of the spec says that it keeps pages and the kind has no entry, or the other way round.

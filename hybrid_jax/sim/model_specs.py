@@ -11,7 +11,7 @@ from typing import Any
 
 from hybrid_jax.config import ModelConfig, RecurrentMixer, source_of, with_asked_cut
 from hybrid_jax.config.checks import natural
-from hybrid_jax.costs import Block, Costs, block_costs, state_elements, token_costs
+from hybrid_jax.costs import Costs, ModelPart, part_costs, state_elements, token_costs
 from hybrid_jax.kinds.table import KINDS, kind_of
 from hybrid_jax.models.known import find, known, load_known
 
@@ -34,7 +34,7 @@ class ModelSpec:
     name: str
     about: str
     costs: Costs
-    blocks: tuple[tuple[int, Block], ...] = ()
+    blocks: tuple[tuple[int, ModelPart], ...] = ()
     decode: Costs | None = None
 
 
@@ -82,7 +82,7 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     """
     where = f"model spec {name}"
     _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
-    blocks: tuple[tuple[int, Block], ...] = ()
+    blocks: tuple[tuple[int, ModelPart], ...] = ()
     if "paper" in entry:
         costs = _paper(entry["paper"], where)
     else:
@@ -109,7 +109,7 @@ def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
 
 
 def _costs(
-    blocks: Sequence[tuple[int, Block]], width: int, kv_item: int = 2, state_item: int = 4
+    blocks: Sequence[tuple[int, ModelPart]], width: int, kv_item: int = 2, state_item: int = 4
 ) -> Costs:
     """Costs of blocks, given the bytes of an element of KV or columns, and of a state."""
     token_bytes = checkpoint = 0
@@ -120,10 +120,10 @@ def _costs(
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
     stack = [(count, block, kind_of(block).weights(block, width)) for count, block in blocks]
-    return block_costs(stack, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
+    return part_costs(stack, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
 
 
-def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, Block], ...]]:
+def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, ModelPart], ...]]:
     """Costs of a model that lists its blocks, and the blocks."""
     missing = sorted({"width", "blocks"} - entry.keys())
     if missing:
@@ -150,7 +150,7 @@ def _paper(sizes: Any, where: str) -> Costs:
     return paper_costs(**{key: _whole(sizes, key, where, least=least.get(key, 0)) for key in keys})
 
 
-def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
+def _block(entry: dict[str, Any], where: str) -> tuple[int, ModelPart]:
     """(how many, block) of one entry."""
     known = {kind.name: spec for spec, kind in KINDS.items()}
     kinds = sorted(entry.keys() - {"count"})

@@ -87,7 +87,7 @@ def kernel_step_bytes(
 ) -> int:
     """Bytes that the layers hold in a step made of kernels, with `rows` rows of `tokens` new tokens each.
 
-    tests/aot compares it with XLA's count for an H200. The residual stream is held all the time. Of one block at a time
+    tests/aot compares it with XLA's count for an H200. The residual stream is held all the time. Of one part at a time
     there are its input, what it projects to, and its output.
     """
     item = ITEM_BYTES[engine.dtype]
@@ -97,13 +97,13 @@ def kernel_step_bytes(
 
     def most(count: Callable[[Kind], Callable[[Any, StepSize], int]]) -> int:
         return max(
-            count(kind_of(block))(
-                block,
+            count(kind_of(part))(
+                part,
                 StepSize(
                     width=width, item=item, rows=rows, tokens=tokens, keys=keys, num_sms=num_sms
                 ),
             )
-            for block, width in model.parts
+            for part, width in model.parts
         )
 
     if model.cut is not None:
@@ -130,15 +130,15 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     mixture.
     """
     columns = max(
-        3 * width + kind_of(block).xla_elements(block, width) for block, width in model.parts
+        3 * width + kind_of(part).xla_elements(part, width) for part, width in model.parts
     )
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = tile * max(kind_of(block).token_elements(block) for block, _ in model.parts)
+    copied = tile * max(kind_of(part).token_elements(part) for part, _ in model.parts)
 
     def of_row(tokens: int) -> int:
-        return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.parts)
+        return max(kind_of(part).xla_row_elements(part, tokens) for part, _ in model.parts)
 
     columns += _beside(model)
     decode = window * (columns + _written(model)) + 2 * copied + of_row(window)
@@ -148,7 +148,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     prefill += min(engine.prefill_tokens, engine.max_rows * MAX_GRAIN) * _written(model)
     count = max(decode, prefill)
     count += 2 * engine.max_rows * max(states, default=0)
-    count += max(kind_of(block).xla_step_elements(block, width) for block, width in model.parts)
+    count += max(kind_of(part).xla_step_elements(part, width) for part, width in model.parts)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
     return count * ITEM_BYTES["float32"]
