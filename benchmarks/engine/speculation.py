@@ -35,7 +35,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import header, quantiles, request, run, run_decode, turns, write_json
 from benchmarks.engine.random_models import nemotron_model
-from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import PALLAS, XLA, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.costs import state_elements
 from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.engine.drafters.table import DRAFTERS
@@ -427,7 +427,7 @@ def sure_drafts(subject: Subject) -> dict:
     def both(tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         valid, mix = decoder.whole_sequences(tokens, jnp.full(len(tokens), tokens.shape[1]))
         stack = ExitStack(params, config)
-        early = stack.logits(stack.through(tokens, None, valid, mix, "xla"), "xla")
+        early = stack.logits(stack.through(tokens, None, valid, mix, XLA))
         late = decoder.forward(params, tokens, config)
         sure = jax.nn.softmax(early).max(-1) > SURE
         same = early.argmax(-1) == late.argmax(-1)

@@ -78,9 +78,9 @@ def sweep(shape: shapes.Case) -> dict:
                 num_warps=warps,
                 num_stages=stages,
             )
-            pair = (config, None) if product == "up" else (None, config)
+            up, down = (config, None) if product == "up" else (None, config)
             name = f"{product} {rows}x{columns}x{inner} {warps}w {stages}s"
-            found[name] = functools.partial(configured, *pair, shape)
+            found[name] = functools.partial(configured, up, down, shape)
     return found
 
 

@@ -147,7 +147,7 @@ def with_heads(
             made = [part.repeat(mixer.num_heads // count, axis=1) for part in split]
         joined = np.concatenate([query, *(part.reshape(len(part), -1) for part in made)], axis=1)
         mixer = replace(mixer, num_kv_heads=made[0].shape[1])
-        layers[index] = replace(layers[index], mixers=(mixer,))
+        layers[index] = layers[index].with_mixers((mixer,))
         weights[index] = weights[index] | {"mixers": [own | {"qkv": jnp.asarray(joined)}]}
     return replace(config, layers=tuple(layers)), params | {"layers": weights}
 

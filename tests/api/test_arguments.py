@@ -95,7 +95,7 @@ def test_an_unknown_argument_is_named_with_its_place(call, name, says):
 
 def test_what_is_not_built_is_said():
     with pytest.raises(NotImplementedError, match="LLM.generate: lora_request: LoRA is not built"):
-        LLM.generate(None, "a", lora_request=1)
+        LLM.generate(None, "a", lora_request=1)  # type: ignore[call-arg]
 
 
 def test_signatures_are_those_of_the_calls():

@@ -119,12 +119,12 @@ def test_the_dtypes_of_an_llm_include_auto(fake_model):
 def test_what_a_cache_config_will_hold_later_is_named():
     message = "CacheConfig: host_memory: a cache on host memory is not built yet; leave it out"
     with pytest.raises(NotImplementedError, match=message):
-        CacheConfig(host_memory="2GiB")
+        CacheConfig(host_memory="2GiB")  # type: ignore[call-arg]
     for gone, instead in (("kv_quota", "one order of value"), ("watermarks", "stats\\(\\) counts")):
         with pytest.raises(TypeError, match=f"CacheConfig: {gone}: {instead} .*; leave it out"):
             CacheConfig(**{gone: (0.2, 0.8)})
     with pytest.raises(TypeError, match="CacheConfig: unknown field 'polcy'; did you mean policy?"):
-        CacheConfig(polcy="lru")
+        CacheConfig(polcy="lru")  # type: ignore[call-arg]
     assert list(inspect.signature(CacheConfig).parameters) == [*CacheConfig.__dataclass_fields__]
 
 

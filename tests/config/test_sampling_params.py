@@ -131,7 +131,7 @@ def test_copies_of_params_are_made_as_of_any_dataclass():
         copy.copy(params) == copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params
     )
     with pytest.raises(TypeError, match="unknown field 'max_token'; did you mean max_tokens?"):
-        replace(params, max_token=4)
+        replace(params, max_token=4)  # type: ignore[call-arg]
 
 
 def test_the_signature_shows_the_fields():

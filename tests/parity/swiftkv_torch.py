@@ -39,7 +39,7 @@ class SwiftKV:
     """What both models have in common; the config must name a cut in front of the last layer."""
 
     def __init__(self, config) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         self.model.norm_swiftkv = type(self.model.norm)(config.hidden_size, config.rms_norm_eps)
         for index in self.later():
             attention = self.model.layers[index].self_attn
