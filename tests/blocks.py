@@ -19,7 +19,7 @@ from hybrid_jax.config import (
 WIDTH = 28
 MAMBA = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=2, norm_groups=2)
 ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=8))
-WIDE = Attention(num_heads=2, num_kv_heads=1, head_dim=12, rope=Rope(dim=4))
+WIDE = Attention(num_heads=2, num_kv_heads=1, head_dim=12, rope=Rope(dim=4), qkv_bias=True)
 FEED = MLP(width=40)
 
 

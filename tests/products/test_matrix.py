@@ -126,6 +126,24 @@ def test_a_product_of_columns_is_that_of_the_whole(case):
     np.testing.assert_array_equal(matrix.rows(jnp.array([2, 0])), matrix.values[jnp.array([2, 0])])
 
 
+def test_a_change_is_added_to_a_product_with_its_bias(case):
+    config, params, _ = narrow("nemotron_h_moe", case)
+    matrix = with_matrices(params, config, XLA)["head"]
+    rng = np.random.default_rng(1)
+    inner, columns = matrix.shape
+    x, a, b, bias = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        for shape in ((3, inner), (inner, 2), (2, columns), (columns,))
+    )
+    changed, want = matrix.changed(a, b), linear(x, matrix.values + a @ b)
+    np.testing.assert_allclose(product(x, changed), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(product(x, changed, bias), want + bias, rtol=1e-4, atol=1e-4)
+    some = slice(3, 9)
+    np.testing.assert_allclose(
+        product(x, changed.columns(some)), want[:, some], rtol=1e-4, atol=1e-4
+    )
+
+
 def test_every_format_of_the_package_is_tested():
     assert FORMATS.keys() - {"dense"} <= CASES.keys()
 
