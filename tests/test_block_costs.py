@@ -99,11 +99,11 @@ def dots(jaxpr) -> int:
 
 @pytest.mark.parametrize("name", blocks.LAYERS)
 def test_flops_are_those_of_the_products_of_each_use(name):
-    """Of one token that sees itself alone, with attention in the place of all other mixers."""
+    """Of one token that sees itself alone, with attention in the place of all other mixers, and without biases."""
 
     def attending(layer: Layer) -> Layer:
         mixers = [blocks.ATTENTION if isinstance(m, Mamba2) else m for m in layer.mixers]
-        return layer.with_mixers(mixers)
+        return layer.with_mixers(replace(mixer, qkv_bias=False) for mixer in mixers)
 
     config = model(tuple(map(attending, blocks.LAYERS[name])))
     params = jax.eval_shape(lambda: random_params(config, 0))

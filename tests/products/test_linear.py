@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.config import PALLAS
 from hybrid_jax.products import kernels
+from hybrid_jax.products.matrix import Matrix, product
 from hybrid_jax.products.parts import num_parts
 from hybrid_jax.products.xla import linear, linear_transposed
 from pallas_kernels.plan import NUM_SMS
@@ -76,6 +77,15 @@ def test_a_lone_row_on_kernels_comes_in_parts_where_they_can_be_summed():
     np.testing.assert_array_equal(whole, parts.sum(0).astype(jnp.bfloat16))
     bias = jnp.ones(40, x.dtype)
     np.testing.assert_array_equal(linear_in_parts(x, weight, bias), whole + bias)
+
+
+def test_a_backend_gives_parts_where_they_are_asked_for():
+    x, weight = jnp.ones((2, 1, 1024), jnp.bfloat16), jnp.ones((1024, 40), jnp.bfloat16)
+    matrix = Matrix(weight, backend=PALLAS)
+    parts, whole = product(x, matrix, out="parts"), product(x, matrix)
+    assert parts.shape == (4, 2, 1, 40) and parts.dtype == jnp.float32
+    assert whole.shape == (2, 1, 40) and whole.dtype == jnp.bfloat16
+    assert product(x, Matrix(weight), out="parts").shape == whole.shape  # XLA has no parts
 
 
 def test_a_product_with_bias_stays_whole():
