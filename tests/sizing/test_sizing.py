@@ -387,6 +387,12 @@ def test_matrices_that_a_format_leaves_as_they_are_and_experts_hold_what_dense_o
         assert made(3, 7, 10) == (0, 0)
 
 
+def test_a_format_without_products_of_its_own_makes_all_numbers():
+    with CASES["int8"].known():
+        weight = Weight(shape=(8, 10), draw="matrix", format="int8")
+        assert (weight.made_bytes("bfloat16"), weight.token_bytes("bfloat16")) == (2 * 8 * 10, 0)
+
+
 def test_a_product_is_counted_for_the_tokens_that_it_is_made_for():
     """Those of a step, and of a head those that are drawn."""
 
