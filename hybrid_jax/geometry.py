@@ -190,6 +190,15 @@ class Geometry:
         assert group.window, "geometry: a group without a window"
         return -(-(group.window - 1) // self.page_tokens)
 
+    @property
+    def about_windows(self) -> str:
+        """What rows hold of layers with a sliding window, in words; "" if there are none."""
+        held = (
+            f"of {group.window:,} tokens: a row holds at most {group.max_pages} pages of these layers"
+            for group in self.windowed
+        )
+        return "; ".join(held)
+
     def cached_frames(self, num_tokens: int) -> int:
         """How many frames a cached prefix takes that shares none, with the checkpoint at its end."""
         pages, frames = self.num_pages(num_tokens), self.state_frames

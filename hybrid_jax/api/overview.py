@@ -46,6 +46,7 @@ def overview(
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
+    geometry = make_geometry(model, config)
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
@@ -63,7 +64,8 @@ def overview(
         **(_drafts(model, config.speculation) if config.speculation else {}),
         **_ends(model, tokenizer),
         **({"left out": "; ".join(unread)} if unread else {}),
-        "cache": _cache(make_geometry(model, config), config, sizes),
+        **({"windows": geometry.about_windows} if geometry.windowed else {}),
+        "cache": _cache(geometry, config, sizes),
         "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())

@@ -60,6 +60,7 @@ def model_facts(
                 that may share after the cut; empty without a cut.
             checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
+            windows: what rows hold of layers with a sliding window, in words.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
             ring_bytes_per_row: outside the arena.
             grain: tokens between resume points.
@@ -132,6 +133,7 @@ def model_facts(
         "page_tokens": geometry.page_tokens,
         "frames_per_page": geometry.frames_per_page,
         "frames_per_checkpoint": geometry.state_frames,
+        "windows": geometry.about_windows,
         "page_padding": page_padding(geometry),
         "checkpoint_padding": checkpoint_padding(geometry),
         "ring_bytes_per_row": default.ring_bytes // (engine.max_rows + 1),
@@ -204,6 +206,8 @@ def _cache(found: dict[str, Any]) -> str:
         return (
             f"A prompt can resume at any multiple of {found['grain']} tokens whose KV is cached; "
             "there is no recurrent state."
+            + " The cache keeps all pages, those behind windows too."
+            * bool(found["windows"])
         )
     cost = f"A checkpoint takes {format_size(found['checkpoint_bytes'])}"
     if found["checkpoint_tokens"]:

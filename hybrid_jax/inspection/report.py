@@ -190,6 +190,8 @@ class ModelReport(dict[str, Any]):
                 f"{self['page_tokens']} tokens in {counted(self['frames_per_page'], 'frame')} "
                 f"({self['page_padding']:.1%} padding)"
             )
+        if self["windows"]:
+            told["windows"] = self["windows"]
         told["frame"] = format_size(self["frame_bytes"])
         if self["ring_bytes_per_row"]:
             told["ring"] = f"{format_size(self['ring_bytes_per_row'])} a row"

@@ -117,7 +117,7 @@ def split_memory(
     fixed = ring_bytes + drafting_bytes + step_bytes + adjust_bytes + tables["slots"].num_bytes
     if engine.memory is None:
         length = min(max_model_len, DEFAULT_LENGTH)
-        num_frames = 1 + engine.max_rows * _frames_for(geometry, length, 1 + DEFAULT_CHECKPOINTS)
+        num_frames = 1 + engine.max_rows * _kept_frames(geometry, length)
         if default_limit is not None:
             most = (default_limit - fixed) // per_frame
             num_frames = most if takes_all else min(num_frames, most)
@@ -146,6 +146,18 @@ def split_memory(
         logits_bytes=step_bytes,
         adjust_bytes=adjust_bytes,
     )
+
+
+def _kept_frames(geometry: Geometry, num_tokens: int) -> int:
+    """Frames of a row and of what the cache keeps of its tokens: all, or of windows what is read above checkpoints."""
+    pages = geometry.num_pages(num_tokens)
+    found = (1 + DEFAULT_CHECKPOINTS) * geometry.state_frames
+    for group in geometry.page_groups:
+        kept = pages
+        if group.max_pages is not None and geometry.has_state:
+            kept = group.max_pages + DEFAULT_CHECKPOINTS * geometry.window_pages(group)
+        found += group.num_frames * min(pages, kept)
+    return max(found, 1)
 
 
 def _frames_for(geometry: Geometry, num_tokens: int, num_checkpoints: int) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api.overview import overview
+from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.machine import peak_resident_bytes
 from tests.api.fake_engine import GREEDY
+from tests.tiny_models import tiny_engine
 
 
 def test_progress_is_told_only_when_a_prompt_is_done(make_llm):
@@ -58,6 +61,17 @@ def test_describe_says_where_the_memory_goes(make_llm):
         "cache     adaptive; prompts resume at multiples of 32 tokens, 64 B of KV a token",
         "sampling  temperature 1 unless a request gives one; the model names none",
     ]
+
+
+def test_describe_says_what_rows_hold_of_layers_with_a_window():
+    engine = tiny_engine("windowed")
+    try:
+        facts = EngineFacts(*(getattr(engine, name) for name in EngineFacts._fields))
+        lines = overview(facts, weight_bytes=1, sampling=SamplingParams()).splitlines()
+    finally:
+        engine.close()
+    (pages,) = (group.max_pages for group in engine.geometry.windowed)
+    assert f"windows   of 37 tokens: a row holds at most {pages} pages of these layers" in lines
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,14 @@ def test_as_many_tokens_are_cached_as_the_facts_say(mixers, windows):
     layers = tuple(residual_layer(mixers=(mixer,)) for mixer in (*attention, *mixers))
     config = ModelConfig(family="test", layers=layers, vocab_size=64, width=256)
     engine = EngineConfig(memory=parse_size("24MiB"), max_model_len=640, page_tokens=16, grain=16)
-    fit, geometry = model_facts(config, engine, Device())["fit"], make_geometry(config, engine)
+    facts, geometry = model_facts(config, engine, Device()), make_geometry(config, engine)
+    fit = facts["fit"]
+    about = [
+        f"of {part.window} tokens: a row holds at most {part.max_pages} pages"
+        for part in geometry.windowed
+    ]
+    assert [one.split(" of these")[0] for one in facts["windows"].split("; ")] == about
+    assert ("keeps all pages" in facts["cache"]) == (not geometry.has_state)
     pools = Pools(
         16, geometry.has_state, 50000, geometry.frames_per_page, max_slots=500,
         windows=[(part.window, part.frames) for part in geometry.windowed],

@@ -455,6 +455,27 @@ def test_the_default_holds_every_row_at_full_length_and_checkpoints_beside():
     assert far.max_model_len == 10**6
 
 
+@pytest.mark.parametrize("pattern", ["AA", "MA"])
+def test_the_default_holds_what_the_cache_keeps_of_layers_with_a_window(pattern):
+    """All pages without recurrent layers; with them, those that rows and checkpoints read."""
+    near = Attention(num_heads=4, num_kv_heads=2, head_dim=8, sliding_window=40)
+    config = model(pattern, max_position=DEFAULT_LENGTH)
+    layers = [
+        layer.with_mixers(near if isinstance(mixer, Attention) else mixer for mixer in layer.mixers)
+        for layer in config.layers
+    ]
+    found, geometry = sizes(replace(config, layers=tuple(layers)), EngineConfig(max_rows=4))
+    assert found.num_frames - 1 >= 4 * (
+        geometry.row_frames(DEFAULT_LENGTH) + 7 * geometry.cached_frames(DEFAULT_LENGTH)
+        if geometry.has_state
+        else geometry.cached_frames(DEFAULT_LENGTH)
+    )
+    whole = 4 * (
+        geometry.num_pages(DEFAULT_LENGTH) * geometry.frames_per_page + 9 * geometry.state_frames
+    )
+    assert (found.num_frames - 1 < whole) == geometry.has_state
+
+
 def test_the_default_stays_within_the_machine_but_serves_one_short_sequence():
     config, engine = model("MAM"), EngineConfig(max_rows=4)
     least = least_memory(config, max_rows=4)
