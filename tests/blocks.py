@@ -55,6 +55,10 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
     ),
     "shared_with_changes": (_layer(*ASIDE), PLAIN, _layer(*AGAIN)),
     "looped": (PLAIN, _of_two(), PLAIN.again(0), _of_two().again(1), PLAIN.again(0)),
+    "shared_from_another_place": (
+        _of_two(),
+        _layer(Block(parts=(FEED,), weights=(0, 1)), Block(parts=(ATTENTION,), weights=(0, 0))),
+    ),
     "side_by_side_with_an_mlp": (_layer(Block(parts=(FEED, ATTENTION, MAMBA))),),
 }
 

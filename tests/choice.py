@@ -78,6 +78,7 @@ FLOORS = {
 SPINE_FLOORS = {
     "tests": 700,
     "aot": 1,
+    "cache": 3,
     "engine": 9,
     "exactness": 24,
     "interpreted": 1,

@@ -12,6 +12,7 @@ from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 from tests.cache.pools import GRAIN, Pools
 from tests.cache.second_tier import SECOND, give_up, load, publish, save, second_tier
+from tests.drawing import spine
 
 A, B = list(range(32)), [*range(16), *range(50, 66)]
 
@@ -55,6 +56,7 @@ class TwoTiers(Pools):
         self.second.slots.check_invariants()
 
 
+@spine
 def test_an_eviction_tells_the_sink_while_everything_is_in_place():
     tiers = TwoTiers(keeps=False)
     tiers.insert(A)
@@ -113,6 +115,7 @@ def test_where_the_tiers_change_a_boundary_stays():
     assert end.start == 0
 
 
+@spine
 def test_pages_leave_a_tier_with_its_own_last_checkpoint():
     tiers = TwoTiers()
     end = tiers.below(A)
@@ -145,6 +148,7 @@ def test_a_pin_keeps_a_node_in_every_tier():
     tiers.tree.unpin(end)
 
 
+@spine
 def test_what_another_tier_still_has_is_not_lost():
     tiers = TwoTiers()
     end = tiers.below(A)

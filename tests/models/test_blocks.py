@@ -140,6 +140,15 @@ class Looped(Written):
         return plain(self, layer, self.params["layers"][source[0] if source else index], h)
 
 
+class FromAnotherPlace(Written):
+    def layer(self, layer, own, h):
+        first = self.params["layers"][0]
+        if layer.blocks[0].weights is None:
+            return plain(self, layer, own, h)
+        h = h + self.run(blocks.FEED, first["mlp"], self.norm(h, first["mlp_norm"]))
+        return h + self.run(blocks.ATTENTION, first["mixers"][0], self.norm(h, first["norm"]))
+
+
 class SideBySide(Written):
     def layer(self, layer, own, h):
         x = self.norm(h, own["norm"])
@@ -159,6 +168,7 @@ EQUATIONS = {
     "residual_of_the_normed_input": NormedResidual,
     "shared_with_changes": SharedWithChanges,
     "looped": Looped,
+    "shared_from_another_place": FromAnotherPlace,
     "side_by_side_with_an_mlp": SideBySide,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jax
@@ -84,8 +85,9 @@ def test_a_state_of_another_training_is_refused_by_name(trained, sources, small_
         run(trained[0], sources, small_fields, context=32)
 
 
-def test_a_training_that_is_done_only_exports(trained, sources, small_fields):
-    folder, record = trained
+def test_a_training_that_is_done_only_exports(trained, tmp_path, sources, small_fields):
+    whole, record = trained
+    folder = shutil.copytree(whole, tmp_path / "again")
     before = read_state(folder)
     (folder / "model.safetensors").unlink()
     again = run(folder, sources, small_fields)
