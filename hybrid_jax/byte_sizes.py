@@ -80,6 +80,16 @@ def round_size(num_bytes: int, *, up: bool) -> str:
     return f"{(math.ceil if up else math.floor)(value * scale) / scale:.12g} {unit}"
 
 
+def at_least(least: int, got: int) -> str:
+    """The end of a message about too little memory, for people. What it asks for is enough.
+
+    Example:
+        >>> at_least(5_091_764, 1 << 20)
+        '4.86 MiB at least, got 1 MiB'
+    """
+    return f"{round_size(least, up=True)} at least, got {round_size(got, up=False)}"
+
+
 def _in_unit(num_bytes: float) -> tuple[float, str]:
     """A byte count in the largest unit of which there is at least one."""
     power = 0

@@ -204,9 +204,7 @@ def test_bytes_of_an_array_spec():
 
 
 def test_an_array_of_a_dtype_without_a_size_is_refused_where_it_is_described():
-    with pytest.raises(
-        ValueError, match=r"^ArraySpec: dtype must be one of .*'uint8'.* got 'int4'$"
-    ):
+    with pytest.raises(ValueError, match=r"^ArraySpec: dtype must be .*, uint8.* got 'int4'$"):
         ArraySpec((2, 3), "int4")
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hybrid_jax.byte_sizes import parse_size
+from hybrid_jax.byte_sizes import at_least, parse_size
 from hybrid_jax.config import Attention, EngineConfig
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, fit_geometry, ring_specs, token_words
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout
@@ -244,11 +244,11 @@ def parse_pool(text: str, layers: LayerSizes) -> int:
     pool_bytes = parse_size(text, name="--pool")
     page, least = layers.page_bytes, layers.least_bytes
     if pool_bytes < least:
-        must = f"hold one request of {layers.name}, {least} bytes at least"
+        must = f"hold one request of {layers.name}, {at_least(least, pool_bytes)}"
     elif pool_bytes > MOST_PAGES * page:
-        must = f"be at most {MOST_PAGES} KV pages of {layers.name}, {MOST_PAGES * page} bytes"
+        must = f"be at most {MOST_PAGES} KV pages of {layers.name}, {MOST_PAGES * page} bytes, got {pool_bytes}"
     elif pool_bytes % page:
-        must = f"be a multiple of {page} bytes, a KV page of {layers.name}"
+        must = f"be a multiple of {page} bytes, a KV page of {layers.name}, got {pool_bytes}"
     else:
         return pool_bytes
-    raise ValueError(f"--pool must {must}, got {pool_bytes}")
+    raise ValueError(f"--pool must {must}")

@@ -335,17 +335,18 @@ class CacheView:
         Raises:
             ValueError: the policy or size is unknown, or no request has finished yet.
         """
+        present = self._config.cache.policy
+        policy = present if policy is None else CacheConfig(policy=policy).policy
+        asked = None if memory is None else parse_size(memory, name="memory")
         past = self._ask(questions.past_requests)
         if past is None:
             raise ValueError("cache.what_if: the cache is off, so nothing was logged; turn it on")
         if not len(past.log):
-            raise ValueError("cache.what_if: no request has finished yet")
-        present = self._config.cache.policy
-        policy = present if policy is None else CacheConfig(policy=policy).policy
+            raise ValueError("cache.what_if: no request has finished yet; ask after one has")
         if policy == "off":
             raise ValueError("cache.what_if: policy must keep something, got 'off'")
         arena = past.capacity
-        size = arena if memory is None else parse_size(memory, name="memory")
+        size = arena if asked is None else asked
         return WhatIf(
             policy=policy,
             memory=size,

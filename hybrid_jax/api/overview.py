@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config.backend import INTERPRETED
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
@@ -47,6 +48,9 @@ def overview(
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
     geometry = make_geometry(model, config)
+    made = engine.backend.about
+    if engine.backend.name == PALLAS.name and engine.device.platform == "cpu":
+        made += f", {INTERPRETED}"
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
@@ -59,7 +63,7 @@ def overview(
         "penalties and biases",
         "sequences": f"up to {engine.max_model_len} tokens, {config.max_rows} at a time",
         "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
-        f"and dispatch, made of {engine.backend.about}",
+        f"and dispatch, made of {made}",
         **(_triton(engine.not_triton, scans) if engine.backend.name == PALLAS.name else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),
         **_ends(model, tokenizer),

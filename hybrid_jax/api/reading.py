@@ -138,7 +138,7 @@ def _listed(what: str, given: Any) -> list[Any]:
     listed = listed_prompts(given)
     if listed is None:
         raise ValueError(
-            f"score: {what} must be text, token ids, or a list of these, got {type(given).__name__}"
+            f"score: {what} must be text, token ids, or a list of these, got {reprlib.repr(given)}"
         )
     return listed
 

@@ -20,7 +20,8 @@ import numpy as np
 from hybrid_jax.api.engine_thread import wait_for_dropped
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
+from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, resolve_dtype
+from hybrid_jax.config.backend import INTERPRETED
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -141,8 +142,11 @@ def _started(
         LOG.warning(
             "%s is set: programs are slow, and their last bits may differ; unset it", UNOPTIMIZED
         )
+    device = first_device()
+    if engine_config.kernels == PALLAS.name and device.platform == "cpu":
+        LOG.warning("kernels='pallas' are %s", INTERPRETED)
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-        store = open_store(programs, first_device())
+        store = open_store(programs, device)
         engine = Engine(config, params, engine_config, store)
     return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)
 

@@ -75,6 +75,7 @@ PLATFORMS = {
     "tpu": "TPUs",
     "METAL": "Apple GPUs",
 }
+INTERPRETED = "interpreted on a CPU, many times slower; leave kernels out"
 # What `EngineConfig.kernels` may be: "auto", and the name of each backend.
 Kernels = Literal["auto", "xla", "pallas"]
 BACKENDS = {backend.name: backend for backend in (XLA, PALLAS)}

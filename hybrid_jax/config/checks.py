@@ -28,7 +28,8 @@ def must(config: object, name: str, good: bool, what: str, got: str | None = Non
 
 def one_of(config: object, name: str, allowed: tuple[str, ...]) -> None:
     """The field has one of the allowed values."""
-    must(config, name, getattr(config, name) in allowed, f"one of {allowed}")
+    what = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+    must(config, name, getattr(config, name) in allowed, what)
 
 
 def positive(config: object, *names: str) -> None:

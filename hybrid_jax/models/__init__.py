@@ -36,20 +36,19 @@ def config_from_hf(values: dict) -> ModelConfig:
     name = values.get("model_type")
     if name is None and {"d_model", "n_layer"} <= values.keys():
         raise ValueError(
-            "config.json has d_model, n_layer and no model_type: the layout of the original code of Mamba; fetch the "
+            "it has d_model, n_layer and no model_type: the layout of the original code of Mamba; fetch the "
             "model in the layout of transformers, whose name usually ends in -hf"
         )
     if name is None:
-        raise ValueError(
-            f"model_type is missing in config.json; it must be one of {', '.join(FAMILIES)}"
-        )
+        raise ValueError(f"model_type is missing; it must be one of {', '.join(FAMILIES)}")
     if isinstance(name, str) and name.startswith("deepseek_v2"):
         raise NotImplementedError(
-            f"config.json: model_type {name!r} has multi-head latent attention, which is not built"
+            f"model_type {name!r} has multi-head latent attention, which is not built; give another model"
         )
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
-            f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"
+            f"model_type {name!r} is not supported; give a model of {', '.join(FAMILIES)}, or add the family "
+            "(docs/contribute/add_a_model.md)"
         )
     name = MODEL_TYPES[name]
     family, fields = FAMILIES[name], HFConfig(values, name)

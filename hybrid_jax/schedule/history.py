@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, replace
 
+from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.cache.policy.flop_aware import FlopAware
 from hybrid_jax.cache.policy.request_log import RequestLog
 from hybrid_jax.cache.policy.simulated import LEAST_BRANCH, SimulatedCache
@@ -45,7 +46,7 @@ class PastRequests:
         least = costs.prefix_bytes(1)
         if capacity < least:
             raise ValueError(
-                f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
+                f"replay: memory must hold a checkpoint and its pages, {at_least(least, capacity)}"
             )
         order = make_policy(policy, costs)
         cache = SimulatedCache(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybrid_jax.byte_sizes import counted
+from hybrid_jax.byte_sizes import at_least, counted
 from hybrid_jax.config import XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.geometry import (
     NUM_FRAMES_LIMIT,
@@ -129,7 +129,7 @@ def split_memory(
         needed = fixed + (least + 1) * per_frame
         raise ValueError(
             f"EngineConfig: memory must hold the rings and logits of {counted(engine.max_rows, 'row')} and one short "
-            f"sequence, {needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
+            f"sequence, {at_least(needed, engine.memory or 0)}; raise memory or lower max_rows"
         )
     max_slots = MIN_SLOTS
     if geometry.has_state:

@@ -1,5 +1,5 @@
 """Text on its way in and out: tokenizers, chat templates, prompts, and text while its tokens come. Never jax.
 
-May import: config.
+May import: byte_sizes, config.
 Packages: jinja2, markupsafe, tokenizers.
 """

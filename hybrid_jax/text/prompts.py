@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hybrid_jax.byte_sizes import counted
 from hybrid_jax.config.checks import integers_of, is_integer
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.thoughts import Thoughts, thoughts_of_text
@@ -83,7 +84,7 @@ def several_prompts(prompts: Any) -> list[Any]:
     listed = listed_prompts(prompts)
     if listed is None:
         raise ValueError(
-            f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
+            f"prompts must be text, token ids, or a list of prompts, got {reprlib.repr(prompts)}"
         )
     return listed
 
@@ -230,13 +231,16 @@ def pair_params(
         return [params or default] * count
     if not isinstance(params, Sequence) or isinstance(params, str | bytes):
         raise ValueError(
-            f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}"
+            f"sampling_params must be SamplingParams or a list of them, got {reprlib.repr(params)}"
         )
     if len(params) != count:
-        raise ValueError(f"sampling_params: {count} prompts need as many, got {len(params)}")
+        raise ValueError(
+            f"sampling_params: {counted(count, 'prompt')} and {len(params)} SamplingParams; give one, or one for each "
+            "prompt"
+        )
     for index, entry in enumerate(params):
         if not isinstance(entry, SamplingParams):
             raise ValueError(
-                f"sampling_params[{index}] must be SamplingParams, got {type(entry).__name__}"
+                f"sampling_params[{index}] must be SamplingParams, got {reprlib.repr(entry)}"
             )
     return list(params)

@@ -102,8 +102,12 @@ def test_a_refused_text_takes_no_number_from_the_next(llm):
 
 def test_mistakes_that_no_tokenizer_finds_are_raised_at_the_call(llm):
     for prompts, params, message in (
-        (5, None, "prompts must be text, token ids, or a list of prompts, got int"),
-        (["a", "b"], [GREEDY], "sampling_params: 2 prompts need as many, got 1"),
+        (5, None, "prompts must be text, token ids, or a list of prompts, got 5"),
+        (
+            ["a", "b"],
+            [GREEDY],
+            "sampling_params: 2 prompts and 1 SamplingParams; give one, or one for each prompt",
+        ),
         (["a", [999]], None, "prompt 1: token ids must lie between 0 and 255, got 999"),
         ([{"prompt_token_ids": []}], None, "prompt 0: is empty"),
     ):

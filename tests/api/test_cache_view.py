@@ -179,7 +179,7 @@ def test_what_if_tells_what_other_settings_would_have_hit():
         ({"policy": "off"}, "cache.what_if: policy must keep something, got 'off'"),
         ({"memory": "5XB"}, "memory: a size must look like 5GB, .*got '5XB'"),
         ({"memory": 0}, "memory: a size must look like .*got 0"),
-        ({"memory": 100}, "memory must hold a checkpoint and its pages, [0-9]+ bytes at least, got 100"),
+        ({"memory": 100}, "memory must hold a checkpoint and its pages, [0-9.]+ KiB at least, got 100 B"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_replayed_are_named(asked, message):
@@ -192,5 +192,7 @@ def test_settings_that_cannot_be_replayed_are_named(asked, message):
 def test_a_replay_takes_requests():
     with pytest.raises(ValueError, match="cache.what_if: no request has finished yet"):
         Asked().view.what_if()
+    with pytest.raises(ValueError, match="policy must be one of off, .*got 'fifo'"):
+        Asked().view.what_if(policy="fifo")
     with pytest.raises(ValueError, match="cache.what_if: the cache is off, so nothing was logged"):
         Asked("off").view.what_if()

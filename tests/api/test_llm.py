@@ -113,10 +113,13 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
 @pytest.mark.parametrize(
     "params, message",
     [
-        ([GREEDY], "sampling_params: 2 prompts need as many, got 1"),
-        ([GREEDY, {"n": 1}], r"sampling_params\[1\] must be SamplingParams, got dict"),
-        ({"n": 1}, "sampling_params must be SamplingParams or a list of them, got dict"),
-        ("greedy", "sampling_params must be SamplingParams or a list of them, got str"),
+        (
+            [GREEDY],
+            "sampling_params: 2 prompts and 1 SamplingParams; give one, or one for each prompt",
+        ),
+        ([GREEDY, {"n": 1}], r"sampling_params\[1\] must be SamplingParams, got {'n': 1}"),
+        ({"n": 1}, "sampling_params must be SamplingParams or a list of them, got {'n': 1}"),
+        ("greedy", "sampling_params must be SamplingParams or a list of them, got 'greedy'"),
         (
             [GREEDY, SamplingParams(stop_token_ids=[3, 256])],
             "prompt 1: stop_token_ids must name token ids below the vocabulary's 256, got 256",

@@ -21,6 +21,15 @@ def said(caplog, name):
     return [record.getMessage() for record in caplog.records if record.name == f"hybrid_jax.{name}"]
 
 
+def test_kernels_that_a_cpu_interprets_are_warned_of(make_llm, caplog):
+    make_llm(kernels="xla")
+    assert not said(caplog, "engine")
+    make_llm(kernels="pallas")
+    assert said(caplog, "engine") == [
+        "kernels='pallas' are interpreted on a CPU, many times slower; leave kernels out"
+    ]
+
+
 def test_a_start_and_a_refusal_are_heard(make_llm, caplog):
     caplog.set_level(logging.INFO, logger="hybrid_jax")
     llm = make_llm()

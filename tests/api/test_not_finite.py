@@ -178,7 +178,7 @@ def test_errors_come_back_in_place(llm, sound):
     assert text(too_long[0]) and "2000 tokens" in str(too_long[1])
     with pytest.raises(ValueError, match="errors must be 'raise' or 'return', got 'ignore'"):
         llm.generate(GOOD, GREEDY, errors="ignore")
-    with pytest.raises(ValueError, match="sampling_params: 2 prompts need as many, got 1"):
+    with pytest.raises(ValueError, match="sampling_params: 2 prompts and 1 SamplingParams"):
         llm.generate([GOOD, BAD], [GREEDY], errors="return")
 
 

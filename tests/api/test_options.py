@@ -55,7 +55,7 @@ TIB = 2**40
         (
             {"kv_cache_dtype": "int8"},
             ValueError,
-            "EngineConfig: kv_cache_dtype must be one of ('auto', 'fp8'), got 'int8'",
+            "EngineConfig: kv_cache_dtype must be auto or fp8, got 'int8'",
         ),
         (
             {"seed": -1},

@@ -157,7 +157,7 @@ MISTAKES = [
     ("inspect IN/text", "IN/text is not valid JSON"),
     ("inspect IN/binary", "IN/binary must be plain UTF-8 text, it is UTF-16 or no text; save"),
     ("inspect IN/list", "IN/list must hold an object, got list"),
-    ("inspect IN/object", "IN/object: config.json: model_type 'gpt9' is not supported"),
+    ("inspect IN/object", "IN/object: model_type 'gpt9' is not supported; give a model of bamba, "),
     ("inspect --dtype int8", "--dtype must be auto, float32 or bfloat16, got 'int8'"),
     ("inspect --grain 5", "--grain must be a power of two between 8 and 64, got 5"),
     ("inspect --page-tokens 3", "--page-tokens must be a power of two of at least 16, got 3"),
@@ -186,7 +186,7 @@ MISTAKES = [
     ),
     ("inspect nemotron_h_8b --cut 60", "--cut must be at least 1 and below the number of layers, 52"),
     ("inspect --state-group 2", "--kv-group and --state-group need a cut"),
-    ("inspect --kv-cache-dtype int8", "--kv-cache-dtype must be one of ('auto', 'fp8'), got 'int8'"),
+    ("inspect --kv-cache-dtype int8", "--kv-cache-dtype must be auto or fp8, got 'int8'"),
     ("inspect llama_3_1_8b_swiftkv --cut 4", "the model has a cut after layer 16 already"),
     # pool-sim
     ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),

@@ -111,7 +111,7 @@ def test_requests_may_come_from_a_file(pool_sim, trace):
         (("--seed", "one"), "Invalid value for '--seed'"),
         (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),
         (("--pool", "-4"), f"{POOL_FORM}, got '-4'"),
-        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1048576"),
+        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7.25 MiB at least, got 1 MiB"),
         (("--trace", "none.csv"), "--trace none.csv: No such file or directory"),
     ],
 )  # fmt: skip
@@ -196,7 +196,7 @@ def test_a_file_may_be_run_honestly(honest, trace):
         (("--model-spec", "none.toml"), "model spec: no model 'none.toml'; known are "),
         (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, "),
         (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),
-        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1048576"),
+        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7.25 MiB at least, got 1 MiB"),
     ],
 )  # fmt: skip
 def test_an_honest_mistake_is_one_line_that_names_the_value(honest, options, message):

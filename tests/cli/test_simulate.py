@@ -159,7 +159,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         (("--policy", "fifo"), "simulate: no policy 'fifo'; known are none, vllm, sglang, lru, "),
         (("--policy", "alpha:-1"), "alpha must be a number of at least 0, got -1.0"),
         (("--policy", "alpha:x"), "simulate: alpha must be a number of at least 0, got 'x'"),
-        (("--capacity", "1MB"), "simulate: --capacity must hold one checkpoint, 26787840 bytes at least, got 1000000"),
+        (("--capacity", "1MB"), "simulate: --capacity must hold one checkpoint, 25.6 MiB at least, got 976 KiB"),
         (
             ("--capacity", "lots"),
             "--capacity: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of "
@@ -178,7 +178,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         ),
         (
             ("--clock", "arrivals", "--capacity", "1MB"),
-            "simulate: --capacity must hold two checkpoints, 54525952 bytes at least, got 1000000",
+            "simulate: --capacity must hold two checkpoints, 52 MiB at least, got 976 KiB",
         ),
         (
             ("--clock", "arrivals", "--policy", "optimal"),

@@ -49,7 +49,7 @@ def layers(*specs) -> dict:
         (
             RopeScaling,
             {"kind": "yarn", "factor": 2.0},
-            "RopeScaling: kind must be one of ('linear', 'llama3'), got 'yarn'",
+            "RopeScaling: kind must be linear or llama3, got 'yarn'",
         ),
         (
             RopeScaling,
@@ -119,17 +119,17 @@ def layers(*specs) -> dict:
         (
             MLP,
             {"width": 8, "kind": "gelu"},
-            "MLP: kind must be one of ('gated_silu', 'relu2'), got 'gelu'",
+            "MLP: kind must be gated_silu or relu2, got 'gelu'",
         ),
         (
             MoE,
             EXPERTS | {"kind": "gelu"},
-            "MoE: kind must be one of ('gated_silu', 'relu2'), got 'gelu'",
+            "MoE: kind must be gated_silu or relu2, got 'gelu'",
         ),
         (
             MoE,
             EXPERTS | {"routing": "hash"},
-            "MoE: routing must be one of ('topk_softmax', 'softmax_topk', 'sigmoid'), got 'hash'",
+            "MoE: routing must be topk_softmax, softmax_topk or sigmoid, got 'hash'",
         ),
         (
             MoE,
@@ -176,7 +176,7 @@ def layers(*specs) -> dict:
         (
             ModelConfig,
             MODEL | {"dtype": "int8"},
-            "ModelConfig: dtype must be one of ('float32', 'bfloat16', 'float16'), got 'int8'",
+            "ModelConfig: dtype must be float32, bfloat16 or float16, got 'int8'",
         ),
         (
             ModelConfig,
@@ -247,12 +247,12 @@ def layers(*specs) -> dict:
         (
             EngineConfig,
             {"kernels": "cuda"},
-            "EngineConfig: kernels must be one of ('auto', 'xla', 'pallas'), got 'cuda'",
+            "EngineConfig: kernels must be auto, xla or pallas, got 'cuda'",
         ),
         (
             EngineConfig,
             {"shapes": "all"},
-            "EngineConfig: shapes must be one of ('fine', 'coarse'), got 'all'",
+            "EngineConfig: shapes must be fine or coarse, got 'all'",
         ),
         (
             EngineConfig,
@@ -304,7 +304,7 @@ def layers(*specs) -> dict:
         (
             EngineConfig,
             {"dtype": "float16"},
-            "EngineConfig: dtype must be one of ('float32', 'bfloat16'), got 'float16'",
+            "EngineConfig: dtype must be float32 or bfloat16, got 'float16'",
         ),
     ],
 )

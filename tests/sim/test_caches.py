@@ -183,7 +183,7 @@ def test_an_alpha_that_is_no_number_is_an_error():
 def test_a_capacity_below_one_checkpoint_is_an_error(policy):
     make(policy, 10)
     with pytest.raises(
-        ValueError, match=r"^simulate: capacity must hold one checkpoint, 10 bytes at least, got 9$"
+        ValueError, match=r"^simulate: capacity must hold one checkpoint, 10 B at least, got 9 B$"
     ):
         make(policy, 9)
 

@@ -132,8 +132,8 @@ def test_what_is_no_size_is_no_pool(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1", "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1"),
-        ("7MiB", "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 7340032"),
+        ("1", "--pool must hold one request of jamba_1_5_mini, 7.25 MiB at least, got 1 B"),
+        ("7MiB", "--pool must hold one request of jamba_1_5_mini, 7.25 MiB at least, got 7 MiB"),
         ("1073741825", "--pool must be a multiple of 65536 bytes, a KV page of jamba_1_5_mini, got 1073741825"),
         ("1GB", "--pool must be a multiple of 65536 bytes, a KV page of jamba_1_5_mini, got 1000000000"),
         ("1TiB", "--pool must be at most 4194304 KV pages of jamba_1_5_mini, 274877906944 bytes, got 1099511627776"),

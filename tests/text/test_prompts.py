@@ -82,9 +82,8 @@ def test_a_bad_prompt_is_named(llm, prompt, message):
 
 @pytest.mark.parametrize("prompts", [7, b"abc", None])
 def test_what_holds_no_prompts_is_named(llm, prompts):
-    kind = type(prompts).__name__
     with pytest.raises(
-        ValueError, match=f"prompts must be text, token ids, or a list .* got {kind}"
+        ValueError, match=f"prompts must be text, token ids, or a list .* got {prompts!r}$"
     ):
         llm.generate(prompts)
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.cache.policy.flop_aware import (
     FlopAware,
     own_edge_efficiency,
@@ -61,7 +62,7 @@ def make_cache(
     least = least_capacity(costs)
     if policy not in ("none", "infinite") and capacity < least:
         raise ValueError(
-            f"simulate: capacity must hold one checkpoint, {least} bytes at least, got {capacity}"
+            f"simulate: capacity must hold one checkpoint, {at_least(least, capacity)}"
         )
     if policy == "none":
         return NoCache()

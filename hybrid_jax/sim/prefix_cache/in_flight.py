@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
@@ -159,11 +160,10 @@ class _Run:
         self.device = DeviceModel() if device is None else device
         geometry = virtual_geometry(costs, engine.grain)
         frames = capacity // geometry.frame_bytes
-        if frames < 2 * max(1, geometry.state_frames):
-            raise ValueError(
-                f"simulate: capacity must hold two checkpoints, "
-                f"{2 * max(1, geometry.state_frames) * geometry.frame_bytes} bytes at least, got {capacity}"
-            )
+        least = 2 * max(1, geometry.state_frames)
+        if frames < least:
+            told = at_least(least * geometry.frame_bytes, capacity)
+            raise ValueError(f"simulate: capacity must hold two checkpoints, {told}")
         slots = 1 + frames // geometry.state_frames if geometry.has_state else 2
         self.scheduler = Scheduler(
             geometry,
