@@ -186,10 +186,10 @@ def read_loads(path: Path | str) -> dict[tuple[str, int], PoolLoad]:
                     f"request_id must be {len(requests)}, the next of {key[0]} seed {key[1]}, got {request[0]}"
                 )
         except ValueError as error:
-            raise BadLoad(f"{path.name}, line {number}: {error}") from error
+            raise BadLoad(f"{path}, line {number}: {error}") from error
         requests.append(request)
     if not found:
-        raise BadLoad(f"{path.name}: a trace must hold at least one request, got none")
+        raise BadLoad(f"{path}: a trace must hold at least one request, got none")
     return {key: _load(*key, np.array(requests).T[1:]) for key, requests in found.items()}
 
 
@@ -224,13 +224,13 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             header = next(lines, None)
             if header is not None and header != COLUMNS:
                 raise BadLoad(
-                    f"{path.name}, line 1: columns must be {','.join(COLUMNS)}, got {','.join(header)[:80]!r}"
+                    f"{path}, line 1: columns must be {','.join(COLUMNS)}, got {','.join(header)[:80]!r}"
                 )
             for fields in lines:
                 if fields:
                     yield lines.line_num, fields
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise BadLoad(f"{path.name}: cannot be read as text: {error}") from error
+        raise BadLoad(f"{path}: cannot be read as text: {error}") from error
 
 
 def _request(fields: list[str]) -> tuple[tuple[str, int], list[int]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hybrid_jax.byte_sizes import at_least, parse_size
 from hybrid_jax.config import Attention, EngineConfig
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, fit_geometry, ring_specs, token_words
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout
 from hybrid_jax.kinds.table import entry_of, kind_of, recurrent_kind
-from hybrid_jax.sim.model_specs import load_spec, names
+from hybrid_jax.sim.model_specs import ModelSpec, load_spec, names
 
 PAGE_TOKENS = 16
 ALIGNMENT = 128
@@ -144,16 +145,14 @@ def model_sizes(name: str) -> ModelSizes:
     except ValueError as error:
         if name.endswith(".toml"):
             raise
-        known = ", ".join([*PUBLISHED, *(n for n in names() if n not in PUBLISHED)])
         raise ValueError(
-            f"pool-sim: no model {name!r}; known are {known}, or the path of a .toml file"
+            f"pool-sim: no model {name!r}; known are {', '.join(usable_names())}, or the path of a .toml file"
         ) from error
-    attention = [(num, block) for num, block in spec.blocks if isinstance(block, Attention)]
-    recurrent = [block for block in spec.blocks if isinstance(kind_of(block[1]), RecurrentKind)]
+    attention, recurrent = _both_kinds(spec)
     if len(attention) != 1 or len(recurrent) != 1:
         raise ValueError(
             f"pool-sim: {name}: needs one kind of attention and one of recurrent blocks, "
-            f"got {len(attention)} and {len(recurrent)}"
+            f"got {len(attention)} and {len(recurrent)}; give one of {', '.join(usable_names())}"
         )
     (num_pages, page), (num_states, mixer) = attention[0], recurrent[0]
     token, layout = 4 * token_words(entry_of(page), DTYPE), recurrent_kind(mixer).layout(mixer)
@@ -175,6 +174,20 @@ def model_sizes(name: str) -> ModelSizes:
     )
     invented = layout.carries and layout.units > 0
     return _sizes(layers, token, layout, ring=_in_heads(layout) if invented else layout)
+
+
+def usable_names() -> list[str]:
+    """The models by name that have one kind of attention and one of recurrent blocks."""
+    others = (name for name in names() if name not in PUBLISHED)
+    return [*PUBLISHED, *(n for n in others if [1, 1] == [*map(len, _both_kinds(load_spec(n)))])]
+
+
+def _both_kinds(spec: ModelSpec) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
+    """Its kinds of attention and of recurrent blocks, each with how many there are."""
+    return (
+        [(num, block) for num, block in spec.blocks if isinstance(block, Attention)],
+        [(num, block) for num, block in spec.blocks if isinstance(kind_of(block), RecurrentKind)],
+    )
 
 
 def _published_model(layers: LayerSizes) -> ModelSizes:

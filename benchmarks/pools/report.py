@@ -33,7 +33,7 @@ def run(
     def load() -> PoolLoad:
         if trace is None:
             return make_load(workload, seed)
-        return pick_load(read_loads(trace), workload, seed, trace.name)
+        return pick_load(read_loads(trace), workload, seed, str(trace))
 
     if mode == "paper":
         name = allocator or "avmp_dynamic_b128"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid_jax import train
-from hybrid_jax.cli.exits import JsonOption, needs_extra, note, write, write_json
+from hybrid_jax.cli.exits import JsonOption, note, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.display import text_table
 
@@ -101,25 +101,24 @@ def distill(
                 f"distill: {name} is missing; --table shows what each cut would save and cost"
             )
     assert cut is not None and out_dir is not None
-    with needs_extra("train"):
-        record = train.distill(
-            out_dir,
-            model,
-            cut=cut,
-            loss=loss,  # type: ignore[arg-type]
-            all_later=all_later,
-            exit_head=exit_head,
-            steps=steps,
-            minutes=minutes,
-            seed=seed,
-            resume=resume,
-            batch=batch,
-            context=context,
-            sources=source,
-            progress=not as_json,
-            learning_rate=learning_rate,
-            **groups,
-        )
+    record = train.distill(
+        out_dir,
+        model,
+        cut=cut,
+        loss=loss,  # type: ignore[arg-type]
+        all_later=all_later,
+        exit_head=exit_head,
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        resume=resume,
+        batch=batch,
+        context=context,
+        sources=source,
+        progress=not as_json,
+        learning_rate=learning_rate,
+        **groups,
+    )
     if as_json:
         write_json(record)
         return

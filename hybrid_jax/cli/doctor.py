@@ -15,6 +15,7 @@ from typing import Any
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import JsonOption, write, write_json, write_rows
+from hybrid_jax.cli.words import shell_words
 from hybrid_jax.machine import (
     Nvidia,
     has_gpu_plugin,
@@ -69,11 +70,11 @@ def examine() -> dict[str, Any]:
     """What `doctor` shows, as JSON has it."""
     gpu = nvidia_gpu()
     packages = {name: _version(name) for name in PACKAGES}
-    devices, error = _devices()
-    cache = _cache_folder()
     environment = {
         name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)
     }
+    devices, error = _devices()  # which may set a variable
+    cache = _cache_folder()
     found = {
         "version": __version__,
         "python": platform.python_version(),
@@ -159,11 +160,14 @@ def _devices() -> tuple[list[str], str | None]:
     try:
         import jax
 
+        from hybrid_jax.engine.this_device import first_device
+
+        first_device()  # says what to do where jax finds none
         return [
             f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()
         ], None
     except Exception as error:  # whatever a plugin raises
-        return [], " ".join(str(error).split())
+        return [], " ".join(shell_words(str(error), {}).split())
 
 
 def _cache_folder() -> Path | None:

@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hybrid_jax.cli.words import flags_of, shell_words
+from hybrid_jax.cli.words import flags_of, flags_of_command, hint, shell_words
 from hybrid_jax.display import text_rows
 from hybrid_jax.process.ending import INTERRUPTED
+from hybrid_jax.process.extras import MissingExtra
 from hybrid_jax.process.streams import encoding_of, is_terminal, say
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line
 KEPT_BYTES = re.compile("[\udc80-\udcff]")
 A = {"integer": "an integer", "number": "a number"}
 UTF_8 = ("utf-8", "utf8")  # how Python writes it
-CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
+CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError, MissingExtra)
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
@@ -131,17 +132,6 @@ def text_of(option: str, path: Path) -> str:
     return text
 
 
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """Says how to install what a part of the package needs, if that is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{error.name} is not installed; pip install 'hybrid_jax[{extra}]'"
-        ) from error
-
-
 def run(app: typer.Typer, arguments: list[str]) -> None:
     """Runs one command and exits with its code."""
     if sys.stderr is None:  # print(file=None) would go to stdout
@@ -205,6 +195,9 @@ def _report(error: Exception, flags: dict[str, str], arguments: list[str]) -> in
 
 def _usage_message(error: Any) -> str:
     """typer's own message, with the wrong value, which some versions give only in the cause."""
+    if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+        flags = flags_of_command(error.ctx.command)
+        return f"No such option: {option}; {hint(option, flags, error.ctx.command_path)}"
     text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
     details = getattr(error.__cause__, "errors", None)
     for detail in details() if callable(details) else ():

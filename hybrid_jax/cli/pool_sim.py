@@ -57,7 +57,10 @@ def pool_sim(
     ] = "honest",
     as_json: JsonOption = False,
 ) -> None:
-    """Run requests through an allocator of KV pages and recurrent states, and show what fits."""
+    """Run requests through an allocator of KV pages and recurrent states, and show what fits.
+
+    Works only in a clone of the repository, because its allocators are in benchmarks/pools.
+    """
     study = _study()
     result = study.run(
         workload=workload,
@@ -75,8 +78,8 @@ def _study() -> Any:
     """What runs the loads, which is no part of an installed package."""
     if not POOLS.is_dir():
         raise ValueError(
-            f"pool-sim: the allocators must be in {POOLS}, where an installed package has none; clone the "
-            "repository and run pip install -e . in it"
+            "pool-sim: works only in a clone of the repository, because its allocators are in benchmarks/pools; "
+            "clone it and run pip install -e . there"
         )
     from benchmarks.pools import report
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid_jax.cli.exits import JsonOption, needs_extra, write_json
+from hybrid_jax.cli.exits import JsonOption, write_json
 from hybrid_jax.train import TrainOptions
 
 
@@ -35,18 +35,17 @@ def train_tiny(
     """
     from hybrid_jax.train import train_tiny as train
 
-    with needs_extra("train"):
-        record = train(
-            out_dir,
-            steps=steps,
-            minutes=minutes,
-            seed=seed,
-            resume=resume,
-            batch=batch,
-            context=context,
-            sources=source,
-            config=config,
-            progress=not as_json,
-        )
+    record = train(
+        out_dir,
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        resume=resume,
+        batch=batch,
+        context=context,
+        sources=source,
+        config=config,
+        progress=not as_json,
+    )
     if as_json:
         write_json(record)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import typer
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.config.other_names import SIMILAR, other_names
 
 # The library's name for what an option of another name sets.
 OTHER_NAMES = {
@@ -16,6 +21,9 @@ OTHER_NAMES = {
     "sources": "source",
     "policy": "cache",
 }
+# Tables of names elsewhere, and an option of the commands that they are for.
+PLACES = {"LLM": "memory", "SamplingParams": "temperature"}
+ENGINE_FIELDS = frozenset(field.name for field in fields(EngineConfig))
 CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
 # "LLM: ", "SamplingParams: ", "load_model: ": the part of the library that found it, which means nothing in a shell.
 FINDER = re.compile(rf"^({CLASS}|[a-z]+(?:_[a-z]+)+|distill): ")
@@ -42,6 +50,34 @@ def flags_of_command(command: Any) -> dict[str, str]:
     params = command.params
     flags = {str(param.name): param.opts[0] for param in params if param.opts[0].startswith("-")}
     return flags | {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
+
+
+def hint(option: str, flags: dict[str, str], command: str) -> str:
+    """What to do about an option that a command does not have.
+
+    Example:
+        >>> hint("--ctx-size-limit", {"max_rows": "--max-rows"}, "hybrid-jax chat")
+        'see hybrid-jax chat --help'
+        >>> hint("--max-num-seqs", {"memory": "--memory", "max_rows": "--max-rows"}, "hybrid-jax chat")
+        'did you mean --max-rows?'
+    """
+    name = option.lstrip("-").replace("-", "_")
+    for where, own in PLACES.items():
+        if own not in flags:
+            continue
+        tables = other_names(where)
+        if feature := tables["later"].get(name):
+            return f"{feature} is not built yet; leave it out"
+        if reason := tables["needless"].get(name):
+            return f"{reason}; leave it out"
+        meant, space, more = tables["ours"].get(name, "").partition(" ")
+        if meant in flags:
+            return f"did you mean {flags[meant]}{'' if 'Config' in more else space + more}?"
+    if near := get_close_matches(name[:60], flags, n=1, cutoff=SIMILAR):
+        return f"did you mean {flags[near[0]]}?"
+    if PLACES["LLM"] in flags and name in ENGINE_FIELDS:
+        return "only the Python interface has it; leave it out"
+    return f"see {command} --help"
 
 
 def shell_words(message: str, flags: dict[str, str]) -> str:

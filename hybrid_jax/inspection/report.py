@@ -118,6 +118,11 @@ def inspect_model(
         # orbax has those of a stored model, and a model with a cut names another directory
         if not any((folder / name).is_file() for name in (STORED_CONFIG_FILE, CUT_FILE)):
             found["weights_problem"] = weights_problem(folder)
+    elif model is not None:
+        try:
+            require_packed(model, "inspect_model")
+        except CheckpointNotFound as error:
+            found["weights_problem"] = str(error).removeprefix("inspect_model: ")
     return ModelReport(found)
 
 

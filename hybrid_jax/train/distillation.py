@@ -17,11 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from hybrid_jax.config import ModelConfig, with_inner_cut
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.cut import cut_params, exit_params
+from hybrid_jax.process.extras import needs_extra
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import reading, segments
@@ -31,6 +31,9 @@ from hybrid_jax.train.loop import QUICK_ROWS, Report, Training, stepped
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.cut import own_tensors, save_cut
 from hybrid_jax.weights.digest import weights_digest
+
+with needs_extra("train"):
+    import optax
 
 RECORD_FILE = "distillation_record.json"
 MEASURED_ROWS = 64  # held-out rows of the measurements at the start and at the end

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.train.data import Document, segments
+
+SAY_SECONDS = 30.0  # between two lines while it measures
 
 
 def token_bits(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Array:
@@ -33,6 +36,7 @@ def bits_per_byte(
     limit: int | None = None,
     rows: int = 4,
     full: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> dict:
     """Measures the model on documents cut into rows of `context` bytes, each row from an empty state.
 
@@ -43,6 +47,7 @@ def bits_per_byte(
         limit: measure an evenly spaced choice of this many rows; None for all.
         rows: rows per call of the model.
         full: only rows that fill the context, where there are any.
+        say: is called with a line about every 30 seconds.
 
     Returns:
         {"bits_per_byte", "bytes", "by_position": {"0-63": ..., ...}}: the mean over all bytes, and over
@@ -51,7 +56,11 @@ def bits_per_byte(
     tokens, lengths = segments(documents, context, limit, full=full)
     bits = np.zeros(context)
     counts: np.ndarray = np.zeros(context, np.int64)
+    said = time.monotonic()
     for start in range(0, len(tokens), rows):
+        if say is not None and time.monotonic() - said > SAY_SECONDS:
+            said = time.monotonic()
+            say(f"measured {start:,} of {len(tokens):,} rows of {context:,} tokens")
         part, lens = tokens[start : start + rows], lengths[start : start + rows]
         spare = rows - len(part)
         cost = _jitted_bits(params, np.pad(part, ((0, spare), (0, 0))), config)[: len(part)]

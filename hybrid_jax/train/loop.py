@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -25,6 +24,7 @@ from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, TRAINING, read_json
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.process.extras import needs_extra
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.process.streams import forgiving
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -33,6 +33,9 @@ from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import PYTHON, Batches, Corpus, read_corpus, sources_of, tokenized
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, training_record, write_model
+
+with needs_extra("train"):
+    import optax
 
 # From arrays, tokens and a rate, the new arrays and the loss.
 Step = Callable[[dict, jax.Array, jax.Array], tuple[dict, jax.Array]]
@@ -291,13 +294,14 @@ def export(
     """Measures the weights as stored on the held-out files, writes the model directory and its record."""
     corpus, options, out_dir = training.corpus, training.options, training.out_dir
     stored, context = rounded(params, config), options.context
-    measured = {f"context_{context}": bits_per_byte(stored, config, corpus.held_out, context)}
+    measure = functools.partial(
+        bits_per_byte, stored, config, corpus.held_out, say=Report(training.progress).say
+    )
+    measured = {f"context_{context}": measure(context)}
     # Rows that fill the context: the same texts at every position, so that positions can be compared.
     for length in (context, 2 * context):
         if length <= config.max_position:
-            measured[f"context_{length}_full_rows"] = bits_per_byte(
-                stored, config, corpus.held_out, length, rows=2, full=True
-            )
+            measured[f"context_{length}_full_rows"] = measure(length, rows=2, full=True)
     record = training_record(config, params, corpus, options, at, training.sources, measured)
     write_model(out_dir, params, fields)
     (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")

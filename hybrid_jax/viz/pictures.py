@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
 from hybrid_jax.api.outputs import RequestOutput
+from hybrid_jax.process.extras import needs_extra
 from hybrid_jax.viz.watch import Watch
+
+with needs_extra("plot"):
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
 
 if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM

@@ -734,10 +734,8 @@ def test_train_tiny_passes_its_options_on(run, monkeypatch, tmp_path):
 
 
 def test_train_tiny_without_optax_says_how_to_get_it(run, monkeypatch, tmp_path):
-    def train(*_, **__):
-        raise ModuleNotFoundError("no optax", name="optax")
-
-    monkeypatch.setattr("hybrid_jax.train.train_tiny", train)
+    monkeypatch.setitem(sys.modules, "optax", None)
+    monkeypatch.delitem(sys.modules, "hybrid_jax.train.loop", raising=False)
     code, _, err = run("train-tiny", tmp_path)
     assert code == 2
     assert "optax is not installed; pip install 'hybrid_jax[train]'" in err

@@ -11,8 +11,10 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, load_model
 from hybrid_jax.cli import doctor
+from hybrid_jax.engine import this_device
 from hybrid_jax.machine import Nvidia
 from hybrid_jax.models.files import BUNDLED
+from hybrid_jax.sizing.devices import SHARE_VARIABLES
 
 HOPPER = Nvidia(total_bytes=80 << 30, used_bytes=0, capability="9.0")
 
@@ -47,6 +49,24 @@ def test_the_doctor_tries_to_write_into_the_cache_folder(run, monkeypatch, tmp_p
     code, out, err = run("doctor")
     assert (code, err) == (0, "")
     assert f"problem: {home / 'hybrid_jax'} cannot be written" in out
+
+
+def test_the_doctor_says_of_a_platform_what_a_start_says(monkeypatch):
+    told = "JAX_PLATFORMS=foo asks for a device that jax cannot use here; leave it out"
+
+    def fails():
+        raise ValueError(f"LLM: {told}")
+
+    monkeypatch.setattr(this_device, "first_device", fails)
+    found = doctor.examine()
+    assert (found["devices"], found["devices_error"]) == ([], told)
+    assert f"jax cannot start: {told}" in list(doctor.problems(found, None))
+
+
+def test_the_doctor_shows_no_variable_that_it_sets_itself(monkeypatch):
+    for name in SHARE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert not doctor.examine()["environment"].keys() & set(SHARE_VARIABLES)
 
 
 @pytest.fixture

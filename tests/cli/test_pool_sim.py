@@ -130,7 +130,7 @@ def test_a_mistake_is_one_line_that_names_the_value(pool_sim, options, message):
 def test_a_wrong_file_is_one_line_that_names_it(pool_sim, trace, line, message):
     trace.write_text(f"{HEADER}\nown,7,0,40,8,0\n{line}\n")
     code, out, err = pool_sim("--trace", trace, "--workload", "own", "--seed", 8)
-    assert (code, out, err) == (2, "", f"hybrid-jax: {message}\n")
+    assert (code, out, err) == (2, "", f"hybrid-jax: {message}\n".replace("mine.csv", str(trace)))
 
 
 @pytest.fixture
@@ -193,6 +193,11 @@ def test_a_file_may_be_run_honestly(honest, trace):
         (("--allocator", "fixed_dual:1.5"), "pool-sim: fixed_dual:1.5: the share of states must lie between 0 and 1, "),
         (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9'; known are jamba_1_5_mini, mamba2_1b3, bamba_9b, "),
         (("--model-spec", "codestral_mamba_7b"), "pool-sim: codestral_mamba_7b: needs one kind of attention "),
+        (
+            ("--model-spec", "llama_3_1_8b"),
+            "pool-sim: llama_3_1_8b: needs one kind of attention and one of recurrent blocks, got 1 and 0; give one of "
+            "jamba_1_5_mini, mamba2_1b3, bamba_9b, falcon_h1_0_5b, ",
+        ),
         (("--model-spec", "none.toml"), "model spec: no model 'none.toml'; known are "),
         (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, "),
         (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),

@@ -204,15 +204,15 @@ def test_a_value_of_another_type_is_one_line_that_names_it(simulate):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "bad.jsonl: a trace must hold at least one request, got none"),
-        (b"{}\n[]\n", "bad.jsonl, line 1: must have 'in' (segments), 'input_tokens' (tokens) or "),
-        (b"\xff", "bad.jsonl: cannot be read as text: it has byte 0xff at byte 0"),
+        (b"", ": a trace must hold at least one request, got none"),
+        (b"{}\n[]\n", ", line 1: must have 'in' (segments), 'input_tokens' (tokens) or "),
+        (b"\xff", ": cannot be read as text: it has byte 0xff at byte 0"),
     ],
 )
 def test_a_bad_trace_is_one_line_that_names_file_and_line(simulate, tmp_path, content, message):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
-    check_mistake(simulate(trace=path), message)
+    check_mistake(simulate(trace=path), f"{path}{message}")
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz"])

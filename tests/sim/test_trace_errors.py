@@ -89,7 +89,7 @@ def test_a_bad_line_is_named_with_its_number_and_reason(tmp_path, case):
     path.write_text(json.dumps(TOKENS) + "\n\n" + bad + "\n")
     with pytest.raises(BadTrace) as error:
         read_trace(path)
-    assert str(error.value) == f"bad.jsonl, line 3: {reason}"
+    assert str(error.value) == f"{path}, line 3: {reason}"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
@@ -127,12 +127,12 @@ def zipped() -> bytes:
 def test_a_broken_archive_is_an_error_that_names_it(tmp_path, content, reason):
     path = tmp_path / "broken.jsonl.gz"
     path.write_bytes(content)
-    with pytest.raises(BadTrace, match=r"^broken\.jsonl\.gz: cannot be read as text: .*" + reason):
+    with pytest.raises(BadTrace, match=r"/broken\.jsonl\.gz: cannot be read as text: .*" + reason):
         read_trace(path)
 
 
 def test_a_plain_file_that_is_no_text_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "image.jsonl"
     path.write_bytes(b"\x89PNG\r\n")
-    with pytest.raises(BadTrace, match=r"^image\.jsonl: cannot be read as text: .*byte 0x89"):
+    with pytest.raises(BadTrace, match=r"/image\.jsonl: cannot be read as text: .*byte 0x89"):
         read_trace(path)

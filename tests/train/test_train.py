@@ -15,7 +15,7 @@ import pytest
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.train import loop, state, train_tiny
+from hybrid_jax.train import evaluate, loop, state, train_tiny
 from hybrid_jax.train.data import Document, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.export import rounded, write_model
@@ -223,7 +223,7 @@ def test_progress_is_that_of_the_nearer_end():
 # --- measuring --------------------------------------------------------------------------------------
 
 
-def test_bits_per_byte_equals_the_sum_written_out(small_config):
+def test_bits_per_byte_equals_the_sum_written_out(small_config, monkeypatch):
     params = random_params(small_config, 1)
     texts = (Document("a", b"import this, and that\n" * 3), Document("b", b"pass"))
     total, count = 0.0, 0
@@ -238,7 +238,10 @@ def test_bits_per_byte_equals_the_sum_written_out(small_config):
             logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
             cost = -logs[np.arange(len(piece) - 1), piece[1:]] / math.log(2)
             total, count = total + cost.sum(), count + len(cost)
-    measured = bits_per_byte(params, small_config, texts, 32, rows=3)
+    lines: list[str] = []
+    monkeypatch.setattr(evaluate, "SAY_SECONDS", -1)  # a line before each call of the model
+    measured = bits_per_byte(params, small_config, texts, 32, rows=3, say=lines.append)
+    assert lines == ["measured 0 of 4 rows of 32 tokens", "measured 3 of 4 rows of 32 tokens"]
     assert measured["bytes"] == count == 70
     assert measured["bits_per_byte"] == pytest.approx(total / count, abs=2e-4)
     assert list(measured["by_position"]) == ["0-31"]

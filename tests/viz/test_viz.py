@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -130,3 +132,12 @@ def test_accepted_drafts_are_bars():
     assert bars[0].get_height() == pytest.approx(
         stats["accepted_at_1"] / max(stats["verifications"], 1)
     )
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.delitem(sys.modules, "hybrid_jax.viz.pictures")
+    with pytest.raises(
+        ModuleNotFoundError, match=r"is not installed; pip install 'hybrid_jax\[plot\]'$"
+    ):
+        importlib.import_module("hybrid_jax.viz.pictures")

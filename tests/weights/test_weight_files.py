@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.inspection.report import inspect_model
+from hybrid_jax.models import files
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.names import nearest
 from tests.drawing import drawn
@@ -610,6 +611,12 @@ def test_inspect_says_that_weights_cannot_be_loaded_as_loading_does(edit, change
     assert f"weights          cannot be loaded: {said}" in str(report)
     if change is not empty:
         assert said in str(refused.value)
+
+
+def test_inspect_says_that_weights_of_a_model_by_name_are_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setitem(files.PACKED, "tiny_gated_delta", tmp_path / "none")
+    said = inspect_model("tiny_gated_delta")["weights_problem"]
+    assert said.startswith("tiny_gated_delta is a model of hybrid-jax-models, which is not insta")
 
 
 @pytest.mark.parametrize("golden", GOLDEN)

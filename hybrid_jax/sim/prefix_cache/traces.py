@@ -74,9 +74,9 @@ def read_trace(path: Path | str, *, limit: int | None = None) -> list[TraceReque
             try:
                 requests.append(_request(json.loads(line.rstrip()), len(requests), segments))
             except (ValueError, KeyError, RecursionError) as error:
-                raise BadTrace(f"{path.name}, line {number}: {_reason(error)}") from error
+                raise BadTrace(f"{path}, line {number}: {_reason(error)}") from error
     if not requests:
-        raise BadTrace(f"{path.name}: a trace must hold at least one request, got none")
+        raise BadTrace(f"{path}: a trace must hold at least one request, got none")
     return requests
 
 
@@ -86,7 +86,7 @@ def _lines(path: Path) -> Iterator[str]:
         with opened(path, "rt", encoding="utf-8") as file:
             yield from file
     except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
-        raise BadTrace(f"{path.name}: cannot be read as text: {error}") from error
+        raise BadTrace(f"{path}: cannot be read as text: {error}") from error
 
 
 def _reason(error: Exception) -> str:
