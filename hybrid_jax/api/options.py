@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -82,6 +83,23 @@ class ChatOptions(TypedDict, total=False):
     cache_breakpoints: Sequence[int] | None
 
 
+# How messages begin that name what callers of `LLM` did not write, and what stands there for them.
+FINDERS = {"CacheConfig: policy": "LLM: cache", "EngineConfig: ": "LLM: ", "load_model: ": "LLM: "}
+
+
+@contextmanager
+def named_as_llm() -> Iterator[None]:
+    """Lets errors name `LLM` and its arguments instead of the part of the package that found them."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        text = str(error)
+        if begin := next(filter(text.startswith, FINDERS), None):
+            error.args = (FINDERS[begin] + text.removeprefix(begin),)
+        raise
+
+
+@named_as_llm()
 def engine_options(
     given: Mapping[str, Any], *, own: Collection[str] = OWN_OPTIONS
 ) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from hybrid_jax.api.engine_thread import wait_for_dropped
+from hybrid_jax.api.options import named_as_llm
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, resolve_dtype
@@ -53,6 +54,7 @@ class Started(NamedTuple):
     stored_dtype: str
 
 
+@named_as_llm()
 @own_settings()
 def start_folder(
     folder: Path,
@@ -86,6 +88,7 @@ def start_folder(
     return _started(config, params, engine_config, programs, stored_dtype)
 
 
+@named_as_llm()
 @own_settings()
 def start_params(
     config: ModelConfig,

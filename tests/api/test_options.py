@@ -18,6 +18,7 @@ from hybrid_jax.config.other_names import other_names
 from hybrid_jax.engine import this_device
 from hybrid_jax.sizing import devices
 from tests.api.fake_engine import CONFIG
+from tests.llms import tiny_llm
 
 TIB = 2**40
 
@@ -55,22 +56,22 @@ TIB = 2**40
         (
             {"kv_cache_dtype": "int8"},
             ValueError,
-            "EngineConfig: kv_cache_dtype must be auto or fp8, got 'int8'",
+            "LLM: kv_cache_dtype must be auto or fp8, got 'int8'",
         ),
         (
             {"seed": -1},
             ValueError,
-            "EngineConfig: seed must be an integer between 0 and 9223372036854775807, got -1",
+            "LLM: seed must be an integer between 0 and 9223372036854775807, got -1",
         ),
         ({"seed": 2**63}, ValueError, f"an integer between 0 and 9223372036854775807, got {2**63}"),
-        ({"exact": "yes"}, ValueError, "EngineConfig: exact must be True or False, got 'yes'"),
-        ({"exact": 1}, ValueError, "EngineConfig: exact must be True or False, got 1"),
+        ({"exact": "yes"}, ValueError, "LLM: exact must be True or False, got 'yes'"),
+        ({"exact": 1}, ValueError, "LLM: exact must be True or False, got 1"),
         (
             {"max_model_len": 1},
             ValueError,
             "max_model_len must be at least 2, a prompt's token and",
         ),
-        ({"max_rows": 2.0}, ValueError, "EngineConfig: max_rows must be an integer, got 2.0"),
+        ({"max_rows": 2.0}, ValueError, "LLM: max_rows must be an integer, got 2.0"),
     ],
 )
 def test_an_option_is_refused_in_one_step(make_llm, fake_model, given, error, message):
@@ -156,10 +157,10 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"cache": "best"},
             ValueError,
-            "CacheConfig: policy must be one of off, lru, .*, or alpha:X .*, got 'best'",
+            "LLM: cache must be one of off, lru, .*, or alpha:X .*, got 'best'",
         ),
         ({"cache": "alpha:-1"}, ValueError, "alpha:X with a number X >= 0, .*got 'alpha:-1'"),
-        ({"cache": 3}, ValueError, "CacheConfig: policy must be one of .*got 3"),
+        ({"cache": 3}, ValueError, "LLM: cache must be one of .*got 3"),
         ({"max_num_seqs": 4}, TypeError, "'max_num_seqs'; did you mean max_rows"),
         ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, dtype, exact"),
         ({"memory": "lots"}, ValueError, "memory: a size must look like 5GB.*'lots'"),
@@ -172,6 +173,15 @@ def test_bad_options_are_named(make_llm, fake_model, options, error, message):
         make_llm(**options)
     with pytest.raises(error, match=message):
         LLM(fake_model, **options)
+
+
+def test_errors_of_a_start_name_what_the_caller_wrote(tmp_path):
+    with pytest.raises(ValueError, match=r"^LLM: .* has no config.json"):
+        LLM(tmp_path)
+    with pytest.raises(
+        ValueError, match="^LLM: memory must hold .*; raise memory or lower max_rows"
+    ):
+        tiny_llm(memory=1)
 
 
 def test_options_reach_the_engine(make_llm):
