@@ -218,6 +218,9 @@ class PageHolds(FrameHolds, PageStore):
 
     def _take(self, row: np.ndarray) -> np.ndarray:
         row = np.asarray(row, np.int32)
+        if not self.windows:  # so there are no holes, here and in `ids`
+            self.hold(row.reshape(-1).astype(np.intp))
+            return self._frames.handles(row)
         names: np.ndarray = np.zeros(row.shape, np.uint32)
         names[row > 0] = self._frames.handles(row[row > 0])
         self.hold(given(row))
@@ -234,10 +237,12 @@ class PageHolds(FrameHolds, PageStore):
         return max(position - window + 1, 0) // self.page_tokens
 
     def readable(self, spans: Iterable[tuple[int, np.ndarray]], length: int) -> bool:
+        if not self.windows:
+            return True
         firsts = [self._first_read(window, length) for window, _ in self.windows]
         missing = self.num_pages(length)
         for start, pages in spans:
-            if missing <= min(firsts, default=missing):
+            if missing <= min(firsts):
                 break
             first = start // self.page_tokens
             for read, (_, frames) in zip(firsts, self.windows, strict=True):
@@ -311,6 +316,8 @@ class PageHolds(FrameHolds, PageStore):
         Raises:
             StaleHandle: one of them was released since.
         """
+        if not self.windows:
+            return self._frames.resolve(pages)
         frames: np.ndarray = np.zeros(pages.shape, np.intp)
         frames[pages > 0] = self._frames.resolve(pages[pages > 0])
         return frames
