@@ -7,12 +7,11 @@ import inspect
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from hybrid_jax.api.options import ChatOptions
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.config.other_names import SIMILAR, other_names, refuse_name
+from hybrid_jax.config.other_names import nearest, other_names, refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,7 +83,7 @@ def _refuse(where: str, name: str, known: Collection[str], *, chats: bool) -> No
     takes_params = PARAMS in known
     if takes_params and name in PARAMS_FIELDS:
         raise TypeError(f"{unknown}; {_in_params(name)}")
-    near = _near(name, known)
+    near = nearest(name, known)
     if chats and (near or any(name in table for table in chat_tables.values())):
         refuse_name("LLM.chat", name, known, what="option")
     if near:
@@ -96,7 +95,7 @@ def _refuse(where: str, name: str, known: Collection[str], *, chats: bool) -> No
             raise TypeError(f"{unknown}; in SamplingParams it is {meant}")
         if name in CHAT_OPTIONS:
             raise TypeError(f"{unknown}; it is one of LLM.chat, which takes messages")
-        if near := _near(name, PARAMS_FIELDS):
+        if near := nearest(name, PARAMS_FIELDS):
             raise TypeError(f"{unknown}; if you mean {near}, {_in_params(near)}")
     if name in ENGINE_FIELDS:
         raise TypeError(f"{unknown}; it belongs to the model: LLM({name}=...)")
@@ -106,10 +105,6 @@ def _refuse(where: str, name: str, known: Collection[str], *, chats: bool) -> No
         raise TypeError(f"{unknown}; nothing is generated here, so leave it out")
     has = f"it has {', '.join(sorted(known))}" if known else "it takes none"
     raise TypeError(f"{unknown}; {has}")
-
-
-def _near(name: str, known: Collection[str]) -> str | None:
-    return next(iter(get_close_matches(name[:60], known, n=1, cutoff=SIMILAR)), None)
 
 
 def _in_params(name: str) -> str:

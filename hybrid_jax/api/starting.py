@@ -21,8 +21,8 @@ from hybrid_jax.api.engine_thread import wait_for_dropped
 from hybrid_jax.api.options import named_as_llm
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, resolve_dtype
-from hybrid_jax.config.backend import INTERPRETED
+from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
+from hybrid_jax.config.backend import interpreted
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -146,8 +146,8 @@ def _started(
             "%s is set: programs are slow, and their last bits may differ; unset it", UNOPTIMIZED
         )
     device = first_device()
-    if engine_config.kernels == PALLAS.name and device.platform == "cpu":
-        LOG.warning("kernels='pallas' are %s", INTERPRETED)
+    if slow := interpreted(engine_config.kernels, device.platform):
+        LOG.warning("kernels='pallas' are %s", slow)
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
         store = open_store(programs, device)
         engine = Engine(config, params, engine_config, store)

@@ -75,10 +75,13 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run a trace of requests through a prefix cache, and show what it would have hit."""
-    from hybrid_jax.config import CacheConfig
     from hybrid_jax.sim.model_specs import load_spec
     from hybrid_jax.sim.prefix_cache.caches import make_cache
-    from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
+    from hybrid_jax.sim.prefix_cache.in_flight import (
+        InFlightResult,
+        cache_config_of,
+        simulate_in_flight,
+    )
     from hybrid_jax.sim.prefix_cache.request_order import simulate as run
     from hybrid_jax.sim.prefix_cache.timing import MeasuredTable
     from hybrid_jax.sim.prefix_cache.traces import read_trace
@@ -101,7 +104,7 @@ def simulate(
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     # A wrong policy shows before the trace is read.
     if clock == "arrivals":
-        CacheConfig(policy="off" if policy == "none" else policy)
+        cache_config_of(policy)
     else:
         make_cache(policy, spec.costs, num_bytes, ())
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.config.other_names import SIMILAR, other_names
+from hybrid_jax.config.other_names import nearest, other_names
 
 # The library's name for what an option of another name sets.
 OTHER_NAMES = {
@@ -72,8 +71,8 @@ def hint(option: str, flags: dict[str, str], command: str) -> str:
         meant, space, more = tables["ours"].get(name, "").partition(" ")
         if meant in flags:
             return f"did you mean {flags[meant]}{'' if 'Config' in more else space + more}?"
-    if near := get_close_matches(name[:60], flags, n=1, cutoff=SIMILAR):
-        return f"did you mean {flags[near[0]]}?"
+    if near := nearest(name, flags):
+        return f"did you mean {flags[near]}?"
     if PLACES["LLM"] in flags and name in ENGINE_FIELDS:
         return "only the Python interface has it; leave it out"
     return f"see {command} --help"

@@ -75,7 +75,12 @@ PLATFORMS = {
     "tpu": "TPUs",
     "METAL": "Apple GPUs",
 }
-INTERPRETED = "interpreted on a CPU, many times slower; leave kernels out"
 # What `EngineConfig.kernels` may be: "auto", and the name of each backend.
 Kernels = Literal["auto", "xla", "pallas"]
 BACKENDS = {backend.name: backend for backend in (XLA, PALLAS)}
+
+
+def interpreted(kernels: str, platform: str) -> str:
+    """What to know of a backend by its name where an interpreter runs its kernels; "" where none does."""
+    slow = kernels == PALLAS.name and platform == "cpu"
+    return "interpreted on a CPU, many times slower; leave kernels out" if slow else ""

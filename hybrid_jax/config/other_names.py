@@ -23,9 +23,18 @@ def other_names(where: str) -> dict[str, dict[str, str]]:
     """What the tables say of the names that one place refuses: "ours", "later" or "needless" to name to meaning."""
     tables = tomllib.loads(TABLES.read_text(encoding="utf-8"))[where]
     return {
-        sort: {name: meaning for meaning, names in table.items() for name in names.split()}
-        for sort, table in tables.items()
+        sort: {
+            name: meaning
+            for meaning, names in tables.get(sort, {}).items()
+            for name in names.split()
+        }
+        for sort in ("ours", "later", "needless")
     }
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that is most like a name, if one is that may be meant."""
+    return next(iter(get_close_matches(name[:60], known, n=1, cutoff=SIMILAR)), None)
 
 
 def refuse_name(where: str, name: str, known: Collection[str], *, what: str = "field") -> NoReturn:
@@ -44,10 +53,9 @@ def refuse_name(where: str, name: str, known: Collection[str], *, what: str = "f
     tables = other_names(where)
     if feature := tables["later"].get(name):
         raise NotImplementedError(f"{where}: {name}: {feature} is not built yet; leave it out")
-    if reason := tables.get("needless", {}).get(name):
+    if reason := tables["needless"].get(name):
         raise TypeError(f"{where}: {name}: {reason}; leave it out")
-    near = get_close_matches(name[:60], known, n=1, cutoff=SIMILAR)
-    meant = tables["ours"].get(name) or next(iter(near), None)
+    meant = tables["ours"].get(name) or nearest(name, known)
     hint = f"did you mean {meant}?" if meant else f"it has {', '.join(sorted(known))}"
     raise TypeError(f"{where}: unknown {what} {name!r}; {hint}")
 

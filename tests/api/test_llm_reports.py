@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api import questions
 from hybrid_jax.api.overview import overview
-from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.machine import peak_resident_bytes
 from tests.api.fake_engine import GREEDY
 from tests.tiny_models import tiny_engine
@@ -66,8 +66,8 @@ def test_describe_says_where_the_memory_goes(make_llm):
 def test_describe_says_what_rows_hold_of_layers_with_a_window():
     engine = tiny_engine("windowed")
     try:
-        facts = EngineFacts(*(getattr(engine, name) for name in EngineFacts._fields))
-        lines = overview(facts, weight_bytes=1, sampling=SamplingParams()).splitlines()
+        found = questions.facts.answer(engine)
+        lines = overview(found, weight_bytes=1, sampling=SamplingParams()).splitlines()
     finally:
         engine.close()
     (pages,) = (group.max_pages for group in engine.geometry.windowed)

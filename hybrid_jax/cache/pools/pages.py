@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.pools.frames import ONE, SINK, FrameAllocator, given
+from hybrid_jax.cache.pools.frames import ONE, SINK, FrameAllocator, given, indices
 from hybrid_jax.cache.pools.recount import agree
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
@@ -219,7 +219,7 @@ class PageHolds(FrameHolds, PageStore):
     def _take(self, row: np.ndarray) -> np.ndarray:
         row = np.asarray(row, np.int32)
         if not self.windows:  # so there are no holes, here and in `ids`
-            self.hold(row.reshape(-1).astype(np.intp))
+            self.hold(indices(row))
             return self._frames.handles(row)
         names: np.ndarray = np.zeros(row.shape, np.uint32)
         names[row > 0] = self._frames.handles(row[row > 0])

@@ -72,6 +72,15 @@ def virtual_geometry(costs: Costs, grain: int) -> Geometry:
     )
 
 
+def cache_config_of(policy: str) -> CacheConfig:
+    """The cache of a policy by name; "none" keeps nothing.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    return CacheConfig(policy="off" if policy == "none" else policy)
+
+
 def simulate_in_flight(
     trace: Sequence[TraceRequest],
     costs: Costs,
@@ -107,7 +116,7 @@ def simulate_in_flight(
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
     started = time.process_time()
-    cache_config = CacheConfig(policy="off" if policy == "none" else policy)
+    cache_config = cache_config_of(policy)
     engine = EngineConfig(
         cache=cache_config,
         max_rows=max_rows,
