@@ -15,9 +15,9 @@ import numpy.typing as npt
 from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.policy.value import wanted_checkpoints
 from hybrid_jax.cache.pools.frames import FrameAllocator, given
-from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.pools.windows import page_holds
 from hybrid_jax.cache.tree.node import Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
@@ -61,7 +61,7 @@ class Memory:
         self.frames = FrameAllocator(num_frames)
         self.slots = SlotTable(self.frames, lengths=(geometry.state_frames,), max_slots=max_slots)
         windows = [(group.window, group.frames) for group in geometry.windowed if group.window]
-        self.page_holds = PageHolds(self.frames, geometry.page_tokens, windows)
+        self.page_holds = page_holds(self.frames, geometry.page_tokens, windows)
         self.tree: RadixTree | None = None
         self.history: History | None = None
         if cache.policy != "off":

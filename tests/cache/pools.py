@@ -3,8 +3,8 @@
 import numpy as np
 
 from hybrid_jax.cache.pools.frames import FrameAllocator
-from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.pools.windows import page_holds
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 
@@ -22,7 +22,7 @@ class Pools:
         lengths = (state_frames if needs_slots else 0,)
         self.slots = SlotTable(self.frames, lengths=lengths, max_slots=max_slots)
         self.groups = groups
-        store = PageHolds(self.frames, page_tokens, windows)
+        store = page_holds(self.frames, page_tokens, windows)
         self.tree = RadixTree(
             [Tier(self.frames, self.slots, store, policy)],
             grain=GRAIN,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybrid_jax.cache.pools.frames import FrameAllocator, given
-from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.pools.windows import page_holds
 from hybrid_jax.cache.tree.node import ARENA, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
@@ -41,7 +41,7 @@ def second_tier(arena: Tier, num_frames: int, max_slots: int) -> Tier:
     """An empty tier below an arena, with pages and checkpoints like those."""
     frames = FrameAllocator(num_frames)
     slots = SlotTable(frames, lengths=arena.slots.lengths, max_slots=max_slots)
-    pages = PageHolds(frames, arena.pages.page_tokens, arena.pages.windows)
+    pages = page_holds(frames, arena.pages.page_tokens, arena.pages.windows)
     return Tier(frames, slots, pages, number=SECOND)
 
 

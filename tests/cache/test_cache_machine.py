@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
-from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.pools.windows import page_holds
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
@@ -48,7 +48,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.frames, lengths=(STATE_FRAMES if self.needs_slots else 0,), max_slots=MAX_SLOTS
         )
         windows = [(self.window, slice(0, 1))] if self.window else []
-        arena = Tier(self.frames, self.slots, PageHolds(self.frames, self.page_tokens, windows))
+        arena = Tier(self.frames, self.slots, page_holds(self.frames, self.page_tokens, windows))
         self.tree = RadixTree(
             [arena, *self.tiers_below(arena)], grain=GRAIN, needs_slots=self.needs_slots,
             max_known_nodes=12, sink=self.sink,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_jax.cache.pools.frames import FrameAllocator
-from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.pools.windows import WindowedPageHolds
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from tests.cache.pools import GRAIN, Pools, seq
 
@@ -34,7 +34,7 @@ def paths(draw):
     """Pages of the nodes on a path, the deepest first, with runs of holes; and where it ends."""
     page_tokens = draw(st.sampled_from([4, 8, 16, 64]))
     windows = draw(st.tuples(st.integers(1, 90), st.integers(1, 200)))
-    store = PageHolds(
+    store = WindowedPageHolds(
         FrameAllocator(2), page_tokens, [(windows[0], slice(1, 3)), (windows[1], slice(3, 4))]
     )
     end = draw(st.integers(1, 60)) * GRAIN
@@ -86,8 +86,10 @@ def test_a_text_that_leaves_a_hollow_path_costs_few_passes(leaves, monkeypatch):
     """How far back the next pages are makes no difference."""
     pools, tokens = hollow_path([(40, slice(1, 2))], kept=5)
     passes = []
-    readable = PageHolds.readable
-    monkeypatch.setattr(PageHolds, "readable", lambda *args: passes.append(1) or readable(*args))
+    readable = WindowedPageHolds.readable
+    monkeypatch.setattr(
+        WindowedPageHolds, "readable", lambda *args: passes.append(1) or readable(*args)
+    )
     assert pools.match([*tokens[:-leaves], 7]).hit_len == 0
     assert pools.match([*tokens, 7]).hit_len == 4096
     assert len(passes) == 2
@@ -96,7 +98,7 @@ def test_a_text_that_leaves_a_hollow_path_costs_few_passes(leaves, monkeypatch):
 def test_who_asks_what_is_known_looks_at_no_page(monkeypatch):
     pools, tokens = hollow_path([(40, slice(1, 2))], kept=5)
     match = pools.match([*tokens[:3000], 7])
-    monkeypatch.setattr(PageHolds, "readable", None)
+    monkeypatch.setattr(WindowedPageHolds, "readable", None)
     node, known_len = pools.tree.reach(np.array([*tokens[:3000], 7]))
     assert (node, known_len) == (match.reached, match.match_len) and known_len == 3000
     pools.tree.ended(tokens, 4000)

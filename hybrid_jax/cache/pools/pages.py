@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.pools.frames import ONE, SINK, FrameAllocator, given, indices
+from hybrid_jax.cache.pools.frames import ONE, FrameAllocator, indices
 from hybrid_jax.cache.pools.recount import agree
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
@@ -201,147 +201,54 @@ class PageHolds(FrameHolds, PageStore):
     """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
 
     A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
-    shape, so that a node that outlives its hold is found out. In both, 0 stands where a frame was given back.
+    shape, so that a node that outlives its hold is found out.
     """
 
     none: np.ndarray = np.zeros((0, 0), np.uint32)
 
-    def __init__(
-        self,
-        frames: FrameAllocator,
-        page_tokens: int,
-        windows: Iterable[tuple[int, slice]] = (),
-    ):
+    def __init__(self, frames: FrameAllocator, page_tokens: int):
         super().__init__(frames)
         self.page_tokens = page_tokens
-        self.windows = tuple(WindowedFrames(*part) for part in windows)
 
     def _take(self, row: np.ndarray) -> np.ndarray:
         row = np.asarray(row, np.int32)
-        if not self.windows:  # so there are no holes, here and in `ids`
-            self.hold(indices(row))
-            return self._frames.handles(row)
-        names: np.ndarray = np.zeros(row.shape, np.uint32)
-        names[row > 0] = self._frames.handles(row[row > 0])
-        self.hold(given(row))
-        return names
+        self.hold(indices(row))
+        return self._frames.handles(row)
 
     def _share(self, pages: np.ndarray) -> None:
-        self.hold(given(self.ids(pages)))
+        self.hold(self.given(self.ids(pages)))
 
     def release(self, pages: np.ndarray) -> None:
-        self.drop(given(self.ids(pages)))
-
-    def _first_read(self, window: int, position: int) -> int:
-        """The first page that a row reads which goes on at `position`."""
-        return max(position - window + 1, 0) // self.page_tokens
-
-    def readable(self, spans: Iterable[tuple[int, np.ndarray]], length: int) -> bool:
-        if not self.windows:
-            return True
-        firsts = [self._first_read(window, length) for window, _ in self.windows]
-        missing = self.num_pages(length)
-        for start, pages in spans:
-            if missing <= min(firsts):
-                break
-            first = start // self.page_tokens
-            for read, (_, frames) in zip(firsts, self.windows, strict=True):
-                if not pages[max(read - first, 0) : missing - first, frames].all():
-                    return False
-            missing = min(missing, first)
-        return True
-
-    def deepest(self, spans: Sequence[tuple[int, np.ndarray]], length: int, grain: int) -> int:
-        if self.readable(spans, length):
-            return length
-        # What the nodes list, one below the other. A page that a boundary cuts has an entry in each of them.
-        starts = np.array([start for start, _ in reversed(spans)])
-        counts = np.array([len(pages) for _, pages in reversed(spans)])
-        entries = np.concatenate([pages for _, pages in reversed(spans)])
-        firsts, offsets = starts // self.page_tokens, np.cumsum(counts) - counts
-        numbers = np.arange(len(entries)) + np.repeat(firsts - offsets, counts)
-        # The pages after such a page follow its deepest entry.
-        followed: np.ndarray = np.append(numbers[1:] > numbers[:-1], True)
-        # A row that goes on at one of these reads up to this entry.
-        ends = np.arange(grain, length + 1, grain)
-        nodes = np.searchsorted(starts, ends) - 1
-        last = offsets[nodes] + (ends - 1) // self.page_tokens - firsts[nodes]
-        good: np.ndarray = np.ones(len(ends), bool)
-        for window, frames in self.windows:
-            there = entries[:, frames].all(axis=1)
-            # Where the run of pages begins that are there down to an entry; if it is not there itself, after it.
-            runs = np.maximum.accumulate(np.where(there, 0, numbers + 1)[followed])
-            begins = np.where(there, np.append(0, runs)[numbers], numbers + 1)
-            good &= begins[last] <= np.maximum(ends - window + 1, 0) // self.page_tokens
-        return int(ends[good].max(initial=0))
+        self.drop(self.given(self.ids(pages)))
 
     def given(self, pages: np.ndarray) -> np.ndarray:
-        return given(pages)
-
-    def read_from(self, position: int) -> int:
-        pages = (self._first_read(window, position) for window, _ in self.windows)
-        return min((page * self.page_tokens for page in pages), default=NOWHERE)
-
-    def kept_from(self, row: np.ndarray) -> int:
-        row = np.asarray(row)
-        held = (np.flatnonzero(row[:, frames].any(axis=1))[:1] for _, frames in self.windows)
-        pages = (int(first[0]) for first in held if first.size)
-        return min((page * self.page_tokens for page in pages), default=NOWHERE)
-
-    def mend(self, pages: np.ndarray, row: np.ndarray, start: int, end: int) -> np.ndarray:
-        own = np.asarray(row[self.places(start, end)], np.int32)
-        own = np.where(pages == 0, own, 0)
-        return np.where(pages == 0, self._take(own), pages) if own.any() else pages
-
-    def hollow(self, pages: np.ndarray, start: int, position: int) -> np.ndarray:
-        gone = np.zeros_like(pages)
-        for window, frames in self.windows:
-            count = max(self._first_read(window, position) - start // self.page_tokens, 0)
-            gone[:count, frames] = pages[:count, frames]
-        if not gone.any():
-            return pages
-        self.release(gone)
-        return pages - gone
+        return indices(pages)
 
     def _joined(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         return np.concatenate((upper, lower))
 
     def only_ours(self, pages: np.ndarray) -> bool:
-        frames = given(self.ids(pages))
+        frames = self.given(self.ids(pages))
         return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
     def ids(self, pages: np.ndarray) -> np.ndarray:
-        """Frame ids of a node's pages, as an index; 0 where it has none.
+        """Frame ids of a node's pages, as an index.
 
         Raises:
             StaleHandle: one of them was released since.
         """
-        if not self.windows:
-            return self._frames.resolve(pages)
-        frames: np.ndarray = np.zeros(pages.shape, np.intp)
-        frames[pages > 0] = self._frames.resolve(pages[pages > 0])
-        return frames
-
-    def loses(self, upper: np.ndarray, lower: np.ndarray, middle: int) -> bool:
-        return (
-            bool(self.windows)
-            and self._cuts(middle)
-            and bool(((lower[:1] == 0) & (upper[-1:] > 0)).any())
-        )
+        return self._frames.resolve(pages)
 
     def _row(self, parts: Sequence[np.ndarray], length: int) -> np.ndarray:
         if not parts:
             return np.zeros((0, 0), np.int32)
-        row: np.ndarray = self.ids(np.concatenate(parts)).astype(np.int32)
-        for window, frames in self.windows:
-            row[: self._first_read(window, length), frames] = SINK
-        return row
+        return self.ids(np.concatenate(parts)).astype(np.int32)
 
     def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
         hollow = {i for _, frames in self.windows for i in range(frames.start, frames.stop)}
         holes = {int(i) for pages in listed for i in np.flatnonzero(~pages.all(axis=0))}
         agree("radix", holes_in_frames_without_a_window=(holes - hollow, set()))
-        found = Counter(frame for pages in listed for frame in given(self.ids(pages)).tolist())
+        found = Counter(frame for pages in listed for frame in self.given(self.ids(pages)).tolist())
         agree(
             "radix",
             page_holds=(self.as_dict(), found),

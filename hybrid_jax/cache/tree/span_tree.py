@@ -175,7 +175,7 @@ class SpanTree:
         for tier, held in node.held.items():
             if self.tiers[tier].pages.loses(held.pages, child.held[tier].pages, node.end):
                 return False
-        return not any(tier.policy.keeps(node) for tier in self.tiers)
+        return not any([tier.policy.keeps(node) for tier in self.tiers])
 
     def forget(self, node: Node) -> None:
         """Takes a known leaf that nobody needs out of the tree."""
