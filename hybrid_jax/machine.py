@@ -115,6 +115,16 @@ def nvidia_gpu() -> Nvidia | None:
         return None
 
 
+def cuda_driver() -> tuple[int, int] | None:
+    """The newest version of CUDA that NVIDIA's driver can run; None if there is no driver."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else (version.value // 1000, version.value % 1000 // 10)
+
+
 def widens_bfloat16() -> bool:
     """Whether jax's CPU compiler makes float32 copies of all bfloat16 weights in every step, as before jax 0.11."""
     try:

@@ -25,7 +25,7 @@ from jax.sharding import use_abstract_mesh
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import header, write_json
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
+from hybrid_jax.engine.programs.loops import GPU_OPTIONS
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry

@@ -553,6 +553,7 @@ class LLM(Reader):
             stored_dtype=self._stored_dtype,
             tokenizer=self._intake.tokenizer,
             unread=self._unread,
+            loops=self._thread.ask(questions.about_loops),
         )
 
     @checks_arguments

@@ -34,6 +34,7 @@ def overview(
     stored_dtype: str | None = None,
     tokenizer: Tokenizer | None = None,
     unread: Sequence[str] = (),
+    loops: str = "",
 ) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
@@ -44,6 +45,7 @@ def overview(
         stored_dtype: in which dtype most weights are stored, if that is known.
         tokenizer: what reads texts, if anything does.
         unread: what the model's directory has that is not read, a line each.
+        loops: where the loop over the steps of a dispatch runs; "" where there is no choice.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
@@ -64,6 +66,7 @@ def overview(
         "sequences": f"up to {engine.max_model_len} tokens, {config.max_rows} at a time",
         "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {made}",
+        **({"loop": f"of {config.steps_per_dispatch} steps: {loops}"} if loops else {}),
         **(_triton(engine.not_triton, scans) if engine.backend.name == PALLAS.name else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),
         **_ends(model, tokenizer),

@@ -181,6 +181,12 @@ def compile_seconds(engine: Engine) -> float:
 
 
 @at_once
+def about_loops(engine: Engine) -> str:
+    """As `Engine.about_loops`; a trial may change it."""
+    return engine.about_loops
+
+
+@at_once
 def peak_memory_bytes(engine: Engine) -> int | None:
     """The most memory in use so far, as `RequestMetrics` has it."""
     return engine.peak_memory_bytes()
@@ -189,6 +195,6 @@ def peak_memory_bytes(engine: Engine) -> int | None:
 LISTED: tuple[Question[Any], ...] = (
     *(facts, stats, describe, reset_prefix_cache, expect_everything, all_logprobs, where_damaged),
     *(cache_nodes, past_requests, warm_ups, compile_ahead, run_program),
-    *(compile_seconds, peak_memory_bytes),
+    *(compile_seconds, peak_memory_bytes, about_loops),
 )
 QUESTIONS = {question.name: question for question in LISTED}

@@ -70,6 +70,17 @@ def load_row(adjust: Adjust, row: jax.Array, counts: jax.Array, bias: jax.Array)
     return Adjust(counts=put(adjust.counts, counts), bias=put(adjust.bias, bias))
 
 
+def read_row(adjust: Adjust, row: jax.Array) -> Adjust:
+    """What one ring row has."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False), adjust)
+
+
+def write_row(adjust: Adjust, row: jax.Array, held: Adjust) -> Adjust:
+    """Puts back what `read_row` has read."""
+    put = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, row, 0)  # noqa: E731
+    return jax.tree.map(put, adjust, held)
+
+
 def move_row(adjust: Adjust, source: jax.Array, target: jax.Array) -> Adjust:
     """Copies what one ring row has to another."""
 

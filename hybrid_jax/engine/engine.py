@@ -16,6 +16,7 @@ from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine import damage
 from hybrid_jax.engine.kernel_choice import choose_kernels
+from hybrid_jax.engine.loop_trial import LoopFailed
 from hybrid_jax.engine.programs.compiling import Count, WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
@@ -108,6 +109,12 @@ class Engine:
         return self.runner.kernels.not_triton
 
     @property
+    def about_loops(self) -> str:
+        """Where the loop over the steps of a dispatch runs; "" where there is no choice, such as on a CPU."""
+        loops = any(kind.steps for kind in self.runner.kinds)
+        return self.runner.loops.about if loops and not self.device.is_host else ""
+
+    @property
     def max_model_len(self) -> int:
         """The longest sequence, in tokens, that model and pool allow."""
         return self.scheduler.max_output(0)
@@ -163,7 +170,11 @@ class Engine:
                     self._next = plan
                     reported += self._receive()
                     return reported
-                self._pending.append(self.runner.execute(plan, missing))
+                try:
+                    self._pending.append(self.runner.execute(plan, missing))
+                except LoopFailed:
+                    self._start_over()
+                    return reported
             if self._pending and (len(self._pending) > 1 or not plan):
                 reported += self._receive()
             return reported
@@ -197,9 +208,13 @@ class Engine:
 
     def _recover(self) -> None:
         """Starts over after a change that failed. What was being computed is lost; what was reported is not."""
-        if not self._books_open:
-            return
-        LOG.warning("a turn failed: all requests start over from the tokens that were reported")
+        if self._books_open:
+            LOG.warning("a turn failed: all requests start over from the tokens that were reported")
+            self._start_over()
+            self._books_open = False
+
+    def _start_over(self) -> None:
+        """Starts with empty memory. Every live request is queued again with the tokens that were reported."""
         self._pending.clear()
         self._next = None
         self.runner.rebuild()
@@ -207,7 +222,6 @@ class Engine:
         for request in self._live.values():
             request.output.go_back(request.notes.num_reported)
         self.scheduler = self.scheduler.restarted(self._live.values())
-        self._books_open = False
 
     # --- around it --------------------------------------------------------------------------------
 

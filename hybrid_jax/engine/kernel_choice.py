@@ -14,7 +14,7 @@ import numpy as np
 from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig, MoE
 from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
-from hybrid_jax.engine.programs.store import ProgramStore
+from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import backend_on, why_no_kernels
@@ -176,7 +176,7 @@ class Trials:
         An error for too little memory is raised, because it says nothing about a kernel. If it counted, the next start
         might choose other kernels.
         """
-        if self.store is not None and self.store.passed(what):
+        if self.store is not None and self.store.verdict(what) == PASSED:
             return None
         where = contextlib.nullcontext() if self.place is None else jax.default_device(self.place)
         with where:
@@ -190,7 +190,7 @@ class Trials:
                 require_working(wrong)
         if wrong is None:
             if self.store is not None:
-                self.store.note_passed(what)
+                self.store.note(what, PASSED)
             return None
         LOG.warning("Triton kernels failed a trial, Pallas kernels serve: %s", wrong)
         return f"they failed a trial: {wrong}"

@@ -13,17 +13,19 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
+from hybrid_jax.engine.loop_trial import LoopFailed, row_for_trial, try_loop
 from hybrid_jax.engine.programs.compiling import WarmUp
+from hybrid_jax.engine.programs.loops import BEGUN, choose_loops
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.engine.programs.serving import StepKey
-from hybrid_jax.engine.programs.store import ProgramStore
+from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.engine.readings import results_of
 from hybrid_jax.engine.steps.step import Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
 from hybrid_jax.schedule.bucket import SLOT_WRITES
-from hybrid_jax.schedule.plan import Plan, Row
+from hybrid_jax.schedule.plan import DecodeRow, Plan, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
@@ -34,18 +36,25 @@ class Pending:
 
     Attributes:
         plan: the plan.
-        dispatches: for each dispatch its kind, its rows, and what it brings to them.
+        dispatches: for each dispatch its kind, its rows, and what each of its programs brings to them.
     """
 
     plan: Plan
-    dispatches: list[tuple[StepKind, Sequence[Row], Results]] = field(default_factory=list)
+    dispatches: list[tuple[StepKind, Sequence[Row], list[Results]]] = field(default_factory=list)
 
     def read(self) -> Plan:
         """Blocks until the device is done, and returns the plan, whose rows have their results then."""
         results = jax.device_get([results for *_, results in self.dispatches])
-        for (kind, rows, _), of_one in zip(self.dispatches, results, strict=True):
-            kind.unpack(rows, of_one)
+        for (kind, rows, _), parts in zip(self.dispatches, results, strict=True):
+            kind.unpack(rows, one_after_another(parts))
         return self.plan
+
+
+def one_after_another(parts: Sequence[Results]) -> Results:
+    """The results of the steps of a dispatch, as one program would bring them."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 class Runner:
@@ -57,6 +66,9 @@ class Runner:
         geometry: shapes. num_frames, max_slots, max_model_len: sizes of the state.
         kernels: the kernels that steps are made of.
         store: where compiled programs are kept between processes, or None.
+
+    Attributes:
+        loops: where loops over steps run.
     """
 
     def __init__(
@@ -93,13 +105,17 @@ class Runner:
         )
         self.state: State = make_state(self.specs)
         self.adjust: Adjust | None = None  # made for the first request that needs it
+        device = device_of(params)
+        self._trial, self._store = f"loop over steps {self.model}", store
+        self.loops = choose_loops(device, store, self._trial)
         self.programs = Programs(
             engine,
             self.model,
             self.kinds,
-            device=device_of(params),
+            device=device,
             arguments=self._inert,
             store=store,
+            loops=self.loops,
         )
 
     # --- dispatch ---------------------------------------------------------------------------------
@@ -135,10 +151,82 @@ class Runner:
                 asked = kind.variant(rows)
                 bucket = kind.bucket(rows, shape)
                 _, shape, variant = self.programs.choose(kind, bucket, asked, rows)
-                made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
-                results = results_of(kind, rows, made, self._read)
+                if kind.steps and self.loops.untried:
+                    self._try_loop(kind, shape, variant, rows)
+                parts = self._run_all(kind, shape, variant, rows, made)
+                results = [results_of(kind, rows, made, self._read) for made in parts]
+                made = parts[-1]
                 pending.dispatches.append((kind, rows, results))
         return pending
+
+    def _run_all(
+        self, kind: StepKind, shape: Any, variant: Variant, rows: Sequence[Row], before: Made | None
+    ) -> list[Made]:
+        """Runs a dispatch: one program, or one for each of its steps, in order."""
+        if not kind.steps or self.loops.inside:
+            return [self._run(kind, shape, variant, rows, *kind.rest(rows, before))]
+        parts: list[Made] = []
+        for number in range(kind.num_steps(rows)):
+            rest = kind.rest_of_step(shape, number, parts[-1] if parts else None)
+            parts.append(self._run(kind, shape, variant, rows, *rest))
+        return parts
+
+    def _try_loop(self, kind: StepKind, shape: Any, variant: Variant, rows: Sequence[Row]) -> None:
+        """Tries the loop over steps with a dispatch that is about to run, if its rows allow it.
+
+        Raises:
+            LoopFailed: the device or the compiler refused, and what the state holds is not known.
+        """
+        geometry = self.model.geometry
+        row = row_for_trial(
+            [row for row in rows if isinstance(row, DecodeRow)],
+            np.asarray(self.state.lengths),
+            tokens=kind.tokens,
+            grain=geometry.grain if geometry.has_state else None,
+        )
+        if row is None:
+            return
+        ring_row = np.int32(row.row)
+
+        def call(part: DecodeRow, num_steps: int) -> jax.Array:
+            made = self._run(kind, shape, variant, [part], np.int32(num_steps))
+            return made.sampled.tokens[:, part.row]
+
+        def read() -> dict[str, Any]:
+            held = self.programs.get("read_row")(self.state, ring_row)
+            if variant.adjusts:
+                held["adjust"] = self.programs.get("read_adjust")(self._some_adjust(), ring_row)
+            return held
+
+        def write(held: dict[str, Any]) -> None:
+            of_state = {name: part for name, part in held.items() if name != "adjust"}
+            self.state = self.programs.get("write_row")(self.state, ring_row, of_state)
+            if variant.adjusts:
+                part = self._some_adjust(), ring_row, held["adjust"]
+                self.adjust = self.programs.get("write_adjust")(*part)
+
+        self._note_trial(BEGUN)
+        try:
+            wrong = try_loop(row, call, read, write)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                self._note_trial(None)  # it says nothing about the loop
+                raise
+            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            self._end_trial(why)
+            raise LoopFailed(why) from error
+        self._end_trial(wrong)
+
+    def _note_trial(self, verdict: str | None) -> None:
+        if self._store is not None:
+            self._store.note(self._trial, verdict)
+
+    def _end_trial(self, wrong: str | None) -> None:
+        self._note_trial(PASSED if wrong is None else wrong)
+        self.loops.untried = False
+        if wrong is not None:
+            self.loops.by_the_host(f"failed a trial: {wrong}")
+            self.programs.forget_loops()
 
     def missing(self, plan: Plan, *, loads: bool = False) -> list[tuple]:
         """Keys of the programs that a plan, and the steps that follow it for certain, need and that are not compiled.
@@ -234,7 +322,12 @@ class Runner:
 
     def _inert(self, kind: StepKind, shape: Any, variant: Variant) -> tuple:
         """The same without rows."""
-        return self._arguments(kind, shape, variant, [], kind.inert(shape))
+        return self._arguments(kind, shape, variant, [], self._inert_rest(kind, shape))
+
+    def _inert_rest(self, kind: StepKind, shape: Any) -> tuple:
+        if kind.steps and not self.loops.inside:
+            return kind.rest_of_step(shape, 0, None)
+        return kind.inert(shape)
 
     def _some_adjust(self) -> Adjust:
         if self.adjust is None:
@@ -278,7 +371,7 @@ class Runner:
         return jobs
 
     def _warm_step(self, kind: StepKind, shape: Any, variant: Variant) -> None:
-        self._run(kind, shape, variant, [], *kind.inert(shape))
+        self._run(kind, shape, variant, [], *self._inert_rest(kind, shape))
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

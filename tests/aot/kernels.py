@@ -8,7 +8,7 @@ import pytest
 
 from pallas_kernels.records import RecordSizes
 from tests.aot import sass
-from tests.aot.h200 import SHARED_MEMORY, Compiled
+from tests.aot.chip import SHARED_MEMORY, Compiled
 
 NEMOTRON_H_8B = RecordSizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_SMALL = RecordSizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)

@@ -100,13 +100,15 @@ def decode_step(
     dtype: str = "bfloat16",
     sampling: str = "pallas",
     kv_cache_dtype: str = "auto",
+    loops: bool = True,
 ):
-    """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
+    """Decode steps of a dispatch of up to 8, or one of them, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, backend=replace(PALLAS, sampling=sampling))
     bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
     layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
-    run = functools.partial(Decode.run, model=model, layout=layout, max_steps=8, num_logprobs=0)
+    static = {"max_steps": 8} if loops else {"max_steps": 1, "loops": False}
+    run = functools.partial(Decode.run, model=model, layout=layout, num_logprobs=0, **static)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
     return lambda params, state, batch, count: run(params, state, None, batch, count), specs
@@ -162,8 +164,9 @@ def verify_step(
     num_frames: int,
     tokens: int = 8192,
     speculation: SpeculationConfig | None = None,
+    loops: bool = True,
 ):
-    """A step that judges drafts, and the shapes of its arguments; the second is donated."""
+    """Steps that judge drafts, or one of them; and the shapes of the arguments, the second donated."""
     speculation = speculation or SpeculationConfig()
     model, state = _model_and_state(
         config, rows, num_frames, "bfloat16", speculation=speculation, longest=tokens
@@ -173,10 +176,12 @@ def verify_step(
     bucket = next(bucket for bucket in verify.buckets() if bucket.rows == rows)
     layout = verify.layout(bucket)
     static = {"model": model, "layout": layout, "num_logprobs": 0, **verify.static(bucket)}
+    static |= {} if loops else {"max_steps": 1, "loops": False}
     run = functools.partial(Verify.run, **static)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
-    specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
-    return lambda params, state, batch, count: run(params, state, None, batch, count), specs
+    ends = [] if loops else [jax.ShapeDtypeStruct((rows,), jnp.int32)]
+    specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32), *ends)
+    return lambda params, state, batch, *rest: run(params, state, None, batch, *rest), specs
 
 
 def counted_bytes(config: ModelConfig, *, rows: int, tokens: int) -> int:

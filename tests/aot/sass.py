@@ -1,4 +1,4 @@
-"""Machine code of kernels for an H200, by the assembler and the disassembler that come with triton."""
+"""Machine code of kernels, by the assembler and the disassembler that come with triton."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from unittest import mock
 
 from pallas_kernels import jax_triton
 from pallas_kernels.triton import for_cuda
-from tests.aot.h200 import GPU_OPTIONS, lower_for_cuda, on_chip
+from tests.aot.chip import GPU_OPTIONS, H200, architecture, lower_for_cuda, on_chip
 
-HOPPER = "sm_90a"
 OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z]\w*)", re.M)
 NO_TOOLS = jax_triton.why_unavailable()
 if jax_triton.interpreted():
@@ -29,7 +28,7 @@ class Code:
 
     Attributes:
         registers: of a thread. spilled_bytes: of a thread, stored for want of registers.
-        shared_bytes: of a program; 0 for Pallas kernels, whose launch says it (`h200.Launch`).
+        shared_bytes: of a program; 0 for Pallas kernels, whose launch says it (`chip.Launch`).
         opcodes: how often each stands in the code, whether it runs or not. ptx: what it was assembled from.
     """
 
@@ -50,15 +49,17 @@ class Code:
         return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\w+)\.", self.ptx))
 
 
-def of_program(function: Callable, *specs, donate: tuple[int, ...] = ()) -> list[Code]:
-    """Of all kernels that Pallas or XLA make for a function of arrays."""
+def of_program(
+    function: Callable, *specs, donate: tuple[int, ...] = (), chip: str = H200
+) -> list[Code]:
+    """Of all kernels that Pallas or XLA make for a function of arrays on a chip."""
     with for_cuda():
-        lowered = lower_for_cuda(function, *on_chip(specs), donate=donate)
+        lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate)
     with tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
         lowered.compile(compiler_options={**dump, **GPU_OPTIONS})
         sources = [file.read_text() for file in Path(folder).glob("*ptx*")]
-    return [_assembled(ptx) for ptx in sources if ".entry" in ptx]
+    return [_assembled(ptx, chip=chip) for ptx in sources if ".entry" in ptx]
 
 
 @contextlib.contextmanager
@@ -80,14 +81,14 @@ def recorded(*functions) -> Iterator[list[Code]]:
         yield found
 
 
-def _assembled(ptx: str, shared_bytes: int = 0) -> Code:
+def _assembled(ptx: str, shared_bytes: int = 0, chip: str = H200) -> Code:
     import triton
 
     tools = triton.knobs.nvidia
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        said = _said(tools.ptxas.path, "-v", f"-arch={HOPPER}", source, "-o", cubin)
+        said = _said(tools.ptxas.path, "-v", f"-arch={architecture(chip)}", source, "-o", cubin)
         opcodes = Counter(OPCODE.findall(_said(tools.nvdisasm.path, "-c", cubin)))
     del opcodes["NOP"]  # padding
     return Code(

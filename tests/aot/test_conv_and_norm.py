@@ -21,7 +21,7 @@ from pallas_kernels import (
     residual_rmsnorm,
 )
 from pallas_kernels.causal_conv import ProjectionLayout
-from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, compile_for_gpu
 from tests.aot.kernels import assert_one_launch
 from tests.kernels.cases.causal_conv import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWEN3_NEXT
 
@@ -52,7 +52,7 @@ def projection(
 @MODELS
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 512), (4, 1000)])
 def test_convolution_of_a_chunk(layout, rows, tokens):
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         functools.partial(causal_conv, layout=layout),
         spec((rows, tokens, layout.projected_size), bf16),
         spec((rows, layout.history, layout.conv_size), bf16),
@@ -98,7 +98,7 @@ def window_of(
 
 
 def assert_in_place(function: Callable, *specs: jax.ShapeDtypeStruct) -> None:
-    compiled = compile_for_h200(function, *specs, donate=(4, 5, 6))
+    compiled = compile_for_gpu(function, *specs, donate=(4, 5, 6))
     assert_one_launch(compiled, "causal_conv_window")
     assert compiled.alias_bytes >= sum(ring.size * ring.dtype.itemsize for ring in specs[4:7])
 
@@ -134,7 +134,7 @@ def test_convolution_of_a_window_of_the_delta_rule_in_place(tokens, tree, parts,
     ("layout", "groups"), [(NEMOTRON_H_8B, 8), (NEMOTRON_H_8B, 1), (GRANITE_4_H_TINY, 1)]
 )
 def test_gated_norm_reads_its_gate_where_it_lies(layout, groups, parts, dtype):
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         functools.partial(gated_rmsnorm, eps=1e-5, groups=groups),
         spec((ROWS, 1, layout.inner_size), dtype),
         projection(parts, 1, layout),
@@ -146,7 +146,7 @@ def test_gated_norm_reads_its_gate_where_it_lies(layout, groups, parts, dtype):
 def test_gated_norm_of_the_largest_block():
     size = 32 * 1024
     norm = functools.partial(gated_rmsnorm, eps=1e-5)
-    compiled = compile_for_h200(norm, *[spec((ROWS, size), bf16)] * 2, spec((size,), bf16))
+    compiled = compile_for_gpu(norm, *[spec((ROWS, size), bf16)] * 2, spec((size,), bf16))
     assert_one_launch(compiled, "gated_rmsnorm")
 
 
@@ -163,7 +163,7 @@ def test_residual_sum_and_norm(tokens, size, parts, h_dtype):
     def norm(h, update, weight, valid):
         return residual_rmsnorm(h, update, weight, eps=1e-5, multiplier=0.22, valid=valid)
 
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         norm,
         spec(shape, h_dtype),
         spec((parts, *shape), f32) if parts else spec(shape, bf16),
@@ -184,11 +184,11 @@ def test_residual_sum_and_norm(tokens, size, parts, h_dtype):
 )
 def test_a_product_in_parts_is_one_launch_where_xla_would_make_two(rows, inner, columns):
     specs = spec((rows, 1, inner), bf16), spec((inner, columns), bf16)
-    assert len(compile_for_h200(linear, *specs).launches) == 2
-    compiled = compile_for_h200(linear_in_parts, *specs)
+    assert len(compile_for_gpu(linear, *specs).launches) == 2
+    compiled = compile_for_gpu(linear_in_parts, *specs)
     assert len(compiled.launches) == 1 and compiled.temp_bytes == 0
 
 
 def test_a_lone_row_reads_the_matrix_as_it_lies():
     specs = spec((1, 1, 8192), bf16), spec((8192, 4096), bf16)
-    assert compile_for_h200(linear_in_parts, *specs).temp_bytes <= 2**21
+    assert compile_for_gpu(linear_in_parts, *specs).temp_bytes <= 2**21

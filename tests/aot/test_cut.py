@@ -11,11 +11,12 @@ import jax
 import pytest
 
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig, with_cut
+from hybrid_jax.engine.programs.loops import GPU_OPTIONS, LOOP_OPTIONS
 from hybrid_jax.geometry import logits_bytes
 from hybrid_jax.models.known import load_known
 from hybrid_jax.schedule.bucket import AfterCut
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
-from tests.aot.h200 import Compiled, compile_for_h200
+from tests.aot.chip import Compiled, compile_for_gpu
 from tests.aot.models import (
     PERIOD,
     counted_bytes,
@@ -58,7 +59,8 @@ def compiled(
         step, specs = decode_step(config, rows=64, **sizes)
     else:
         step, specs = prefill_step(config, rows=rows, chunk=2048, after_cut=after_cut, **sizes)
-    found = compile_for_h200(step, *specs, donate=(1,))
+    options = LOOP_OPTIONS if after_cut is None else GPU_OPTIONS
+    found = compile_for_gpu(step, *specs, donate=(1,), options=options)
     state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(specs[1]))
     assert found.alias_bytes >= state
     return found
@@ -110,7 +112,7 @@ def test_the_last_token_of_a_prompt_is_a_window_after_the_cut(name):
 @left_to_all
 def test_layers_that_share_a_state_have_scores_in_place_of_a_convolution():
     found, plain = compiled("shared", True, None), compiled("hybrid", True, None)
-    assert found.body == ("kCommandBuffer",)
+    assert found.outer == ("kCommandBuffer",)
     ssd, attention, normed = COUNTS["hybrid"]
     names = ("causal_conv_window", "ssd_window", "ssd_window_scores", "append_kv", "gated_rmsnorm")
     firsts = ssd // 3
@@ -162,7 +164,7 @@ def test_nothing_large_is_copied(name, after_cut):
 @pytest.mark.parametrize("name", FIRST)
 def test_a_decode_step_is_one_command_buffer_with_the_same_kernels(name):
     found, plain = compiled(name, True, None), compiled(name, False, None)
-    assert found.body == ("kCommandBuffer",)
+    assert found.outer == ("kCommandBuffer",)
     names = (WINDOWS[name], "causal_conv_window", "append_kv", "gated_rmsnorm")
     assert launches(found, *names) == launches(plain, *names)
     assert len(found.launches) <= len(plain.launches) + 8
@@ -172,7 +174,7 @@ def test_a_decode_step_is_one_command_buffer_with_the_same_kernels(name):
 @left_to_all
 def test_fp8_pages_add_no_launch_and_no_copy(after_cut):
     found, plain = (compiled("hybrid", True, after_cut, 1, dtype) for dtype in ("fp8", "auto"))
-    assert found.kinds == plain.kinds and (found.outer, found.body) == (plain.outer, plain.body)
+    assert found.kinds == plain.kinds and found.outer == plain.outer == ("kCommandBuffer",)
     assert found.temp_bytes < 1.02 * plain.temp_bytes
 
 
@@ -209,8 +211,8 @@ def test_a_step_whose_drafts_come_from_the_cut_is_one_command_buffer():
     speculation = SpeculationConfig(method="exit", num_tokens=3)
     config = replace(with_cut(hybrid_7b(2), PERIOD), exit_head=True)
     step, specs = verify_step(config, rows=64, num_frames=FRAMES, speculation=speculation)
-    found = compile_for_h200(step, *specs, donate=(1,))
-    assert found.body == ("kCommandBuffer",)
+    found = compile_for_gpu(step, *specs, donate=(1,), options=LOOP_OPTIONS)
+    assert found.outer == ("kCommandBuffer",)
     assert found.kinds["kWhile"] == 1
     state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(specs[1]))
     assert found.alias_bytes >= state

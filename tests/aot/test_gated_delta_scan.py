@@ -10,7 +10,7 @@ import pytest
 from pallas_kernels.gated_delta import DeltaScanFrames, gated_delta_scan_frames
 from pallas_kernels.records import RecordSizes
 from tests.aot import sass
-from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, compile_for_gpu
 from tests.aot.kernels import arena_of, needs_disassembler, spec
 
 QWEN3_NEXT = RecordSizes(num_heads=32, head_dim=128, num_groups=16, state_size=128)
@@ -44,7 +44,7 @@ def scan_of(records: RecordSizes, rows: int, tokens: int, dtype: str, frames: in
 )
 def test_two_launches_in_place(records, rows, tokens, dtype):
     small, large = (
-        compile_for_h200(*scan_of(records, rows, tokens, dtype, frames), donate=(0,))
+        compile_for_gpu(*scan_of(records, rows, tokens, dtype, frames), donate=(0,))
         for frames in (FRAMES, 8 * FRAMES)
     )
     assert set(large.kinds) == {"kCustomKernel"} and len(large.launches) == 2

@@ -8,7 +8,7 @@ import pytest
 from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
 from pallas_kernels.grouped_linear.kernel import MAX_EXPERTS
 from tests.aot import sass
-from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
 from tests.kernels.cases.grouped_linear import CASES, Case, shapes_of
 
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
@@ -53,7 +53,7 @@ def assert_few_launches(compiled: Compiled, case: Case) -> None:
 )
 def test_experts_of_models(model, tokens, dtype):
     case = MODELS[f"{model}_{tokens}"]
-    compiled = compile_for_h200(*program_of(case, dtype))
+    compiled = compile_for_gpu(*program_of(case, dtype))
     assert_few_launches(compiled, case)
     # What experts make of each visit, and its hidden units; ids and counters, and parts of a lone token's.
     item = 2 if dtype == "bfloat16" else 4
@@ -63,7 +63,7 @@ def test_experts_of_models(model, tokens, dtype):
 
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
 def test_experts_of_other_shapes(case):
-    assert_few_launches(compile_for_h200(*program_of(case, "bfloat16")), case)
+    assert_few_launches(compile_for_gpu(*program_of(case, "bfloat16")), case)
 
 
 @needs_disassembler
@@ -83,7 +83,7 @@ def test_long_prompts_take_the_widest_products(model, up, down):
 def test_few_rows_leave_room_for_four_programs_of_each_product(model):
     """By registers; by shared memory, four take 220 KB of 228."""
     program = program_of(MODELS[f"{model}_64"], "bfloat16")
-    launches = compile_for_h200(*program).launches
+    launches = compile_for_gpu(*program).launches
     for code in sass.of_program(*program):
         if code.name in ("expert_up", "expert_down"):
             assert code.registers <= 128

@@ -18,7 +18,7 @@ from pallas_kernels.ssd_window import (
     ssd_window_scores,
 )
 from tests.aot import sass
-from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
 from tests.aot.kernels import (
     FRAMES,
     GRANITE_4_H_SMALL,
@@ -147,7 +147,7 @@ def fold_of(records: RecordSizes, bits: str = "uint16", scaled: bool = True) -> 
 @pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL, *OTHER_STATES], ids=str)
 @pytest.mark.parametrize("tokens", [1, 5, 16])
 def test_window_over_rings(records, tokens):
-    compiled = compile_for_h200(*window_of(records, tokens))
+    compiled = compile_for_gpu(*window_of(records, tokens))
     assert_only(compiled, "ssd_window")
     assert compiled.temp_bytes < 1024
 
@@ -156,7 +156,7 @@ def test_window_over_rings(records, tokens):
 @pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
 @pytest.mark.parametrize("tokens", [pytest.param(1, marks=left_to_all), 5])
 def test_scores_of_a_readout_of_its_own(records, tokens, bits):
-    compiled = compile_for_h200(*scores_of(records, tokens, bits))
+    compiled = compile_for_gpu(*scores_of(records, tokens, bits))
     assert_only(compiled, "ssd_window_scores")
     assert compiled.temp_bytes < 1024
 
@@ -164,7 +164,7 @@ def test_scores_of_a_readout_of_its_own(records, tokens, bits):
 @pytest.mark.parametrize("bits", ["uint16", "uint32"])
 @pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
 def test_fold_in_place(records, bits):
-    compiled = compile_for_h200(*fold_of(records, bits), donate=(0,))
+    compiled = compile_for_gpu(*fold_of(records, bits), donate=(0,))
     assert_only(compiled, "ssd_fold")
     assert compiled.alias_bytes >= 4 * arena_of(records).size and compiled.temp_bytes < 1024
 
@@ -175,14 +175,14 @@ def test_fold_in_place(records, bits):
 )
 def test_window_of_the_delta_rule_in_place(tokens, tree, bits):
     function, ring, *specs = delta_window_of(tokens, bits, tree)
-    compiled = compile_for_h200(function, ring, *specs, donate=(0,))
+    compiled = compile_for_gpu(function, ring, *specs, donate=(0,))
     assert_only(compiled, "gated_delta_window")
     assert compiled.alias_bytes >= ring.size * ring.dtype.itemsize and compiled.temp_bytes < 1024
 
 
 @pytest.mark.parametrize("bits", ["uint16", "uint32"])
 def test_fold_of_the_delta_rule_in_place(bits):
-    compiled = compile_for_h200(*fold_of(QWEN3_NEXT, bits, scaled=False), donate=(0,))
+    compiled = compile_for_gpu(*fold_of(QWEN3_NEXT, bits, scaled=False), donate=(0,))
     assert_only(compiled, "ssd_fold")
     assert compiled.alias_bytes >= 4 * arena_of(QWEN3_NEXT).size and compiled.temp_bytes < 1024
 
@@ -227,7 +227,7 @@ def test_scan_in_place(records, rows, kernels, dtype):
     def compiled(frames: int) -> Compiled:
         table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
         heads = spec(records.num_heads)
-        return compile_for_h200(
+        return compile_for_gpu(
             *(scan, arena_of(records, frames), table, table, row),
             *(spec(rows, tokens, width, dtype=dtype), spec(rows, tokens, records.num_heads)),
             *(heads, heads, row, row),
@@ -255,7 +255,7 @@ FRAME_IO = {
 @pytest.mark.parametrize("name", sorted(FRAME_IO))
 def test_frames_in_place(name):
     function, specs = FRAME_IO[name]
-    compiled = compile_for_h200(function, *specs, donate=() if name == "read_frames" else (0,))
+    compiled = compile_for_gpu(function, *specs, donate=() if name == "read_frames" else (0,))
     assert_only(compiled, name)
     assert compiled.temp_bytes < 1024
     if name != "read_frames":

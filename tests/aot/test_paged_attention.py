@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention import (
     paged_attention,
 )
 from pallas_kernels.paged_attention.layout import FP8
-from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
 from tests.aot.kernels import assert_only
 from tests.kernels.cases import append_kv as appends
 
@@ -52,7 +52,7 @@ def compiled_for(
         static = AttentionOptions(layout, scale=0.1, dtype=arrays[0].dtype, **options)
         return paged_attention(AttentionArrays(*arrays), options=static)
 
-    return compile_for_h200(
+    return compile_for_gpu(
         attend,
         spec(rows, tokens, heads, head_dim, dtype=float_type),
         spec(frames, layout.page_words, dtype="uint32"),
@@ -158,6 +158,6 @@ def test_new_tokens_are_written_in_one_launch(case, dtype):
     def append(arena, inputs):
         return append_kv(AppendArrays(arena=arena, **inputs), options=options)
 
-    compiled = compile_for_h200(append, arena, inputs, donate=(0,))
+    compiled = compile_for_gpu(append, arena, inputs, donate=(0,))
     assert_only(compiled, "append_kv")
     assert compiled.alias_bytes >= 4 * arena.size and compiled.temp_bytes < 1024

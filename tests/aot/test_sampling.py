@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
-from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.chip import SHARED_MEMORY, compile_for_gpu
 from tests.aot.kernels import assert_only, spec
 from tests.aot.sass import NO_TOOLS, recorded
 
@@ -22,7 +22,7 @@ def asked(rows: int, vocab: int, banned: int) -> SamplingArrays:
 @pytest.mark.parametrize("vocab", [32768, 151936])
 def test_sampling_is_one_launch(vocab, banned):
     rows = 64
-    compiled = compile_for_h200(sample_tokens, asked(rows, vocab, banned))
+    compiled = compile_for_gpu(sample_tokens, asked(rows, vocab, banned))
     assert_only(compiled, "sample_tokens")
     assert compiled.temp_bytes < 1024
     assert jnp.prod(jnp.asarray(compiled.launches[0].grid)) == rows
@@ -36,7 +36,7 @@ def test_sampling_in_triton_is_five_launches(vocab):
     names = ["_maxima", "_narrow", "_narrow_more", "_gather", "_choose"]
     run = functools.partial(sample_tokens, implementation="triton")
     with recorded(*(getattr(triton_kernel, name) for name in names)) as kernels:
-        compiled = compile_for_h200(run, asked(64, vocab, 16))
+        compiled = compile_for_gpu(run, asked(64, vocab, 16))
     assert [kernel.name for kernel in kernels] == names
     assert all(kernel.spilled_bytes == 0 for kernel in kernels), kernels
     assert all(kernel.shared_bytes <= SHARED_MEMORY for kernel in kernels), kernels

@@ -12,7 +12,7 @@ from pallas_kernels.selective_scan import (
     selective_chunk,
     selective_window,
 )
-from tests.aot.h200 import compile_for_h200
+from tests.aot.chip import compile_for_gpu
 from tests.aot.kernels import assert_one_launch
 
 ROWS, LAYERS, CHANNELS, SIZE = 64, 3, 8192, 16
@@ -32,7 +32,7 @@ def tokens_of(rows: int, tokens: int, dtype: jnp.dtype) -> tuple:
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 8192), (4, 1000)])
 def test_a_chunk_in_place(rows, tokens, dtype):
     ring, numbers = spec((LAYERS, ROWS + 1, 1, CHANNELS * SIZE), f32), spec((rows,), int32)
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         lambda *given: selective_chunk(SelectiveChunk(*given), layer=1, first_frame=2),
         *tokens_of(rows, tokens, dtype),
         spec((rows, tokens, 2 * CHANNELS), dtype),
@@ -64,7 +64,7 @@ def test_a_window_in_place(tokens, keeps, tree, parts):
         )
         return selective_window(arrays, layer=1, first_frame=2, keeps=keeps)
 
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         window,
         *tokens_of(ROWS, tokens, bf16),
         spec((parts, *shape), f32) if parts else spec(shape, bf16),

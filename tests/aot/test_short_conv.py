@@ -13,7 +13,7 @@ from pallas_kernels.short_conv import (
     short_conv_window,
     store_short_tail,
 )
-from tests.aot.h200 import compile_for_h200
+from tests.aot.chip import compile_for_gpu
 from tests.aot.kernels import assert_one_launch
 
 ROWS, LAYERS, CHANNELS, TAPS = 64, 3, 2048, 3
@@ -26,7 +26,7 @@ bf16, f32, int32, uint16, uint32 = map(
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 8192), (4, 1000)])
 def test_a_chunk(rows, tokens, dtype):
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         lambda BCx, history, weight, lengths: short_conv(BCx, history, weight, None, lengths),
         spec((rows, tokens, 3 * CHANNELS), dtype),
         spec((rows, TAPS - 1, CHANNELS), dtype),
@@ -52,7 +52,7 @@ def test_a_window_in_place(tokens, tree, parts):
         arrays = ShortWindow(projected, weight, None, conv, first, num_valid, tree_of)
         return short_conv_window(arrays, layer=1)
 
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         window,
         spec((parts, *shape), f32) if parts else spec(shape, bf16),
         spec((TAPS, CHANNELS), bf16),
@@ -72,7 +72,7 @@ def test_a_tail_in_place():
     def tail(arena, conv, *others):
         return store_short_tail(ShortTail(arena, conv, *others), layer=1)
 
-    compiled = compile_for_h200(
+    compiled = compile_for_gpu(
         tail,
         *(arena, ring),
         spec((2, 4096, 3 * CHANNELS), bf16),

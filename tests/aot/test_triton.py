@@ -8,7 +8,7 @@ import pytest
 
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, triton_scan
-from tests.aot.h200 import compile_for_h200
+from tests.aot.chip import compile_for_gpu
 from tests.aot.kernels import (
     FRAMES,
     GRANITE_4_H_SMALL,
@@ -56,7 +56,7 @@ def test_scan_in_place(records, rows, tokens, skips):
     table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
     heads = spec(records.num_heads)
     with recorded(*KERNELS) as compiled:
-        program = compile_for_h200(
+        program = compile_for_gpu(
             *(scan, arena, table, table, row),
             *(
                 spec(rows, tokens, records.conv_size, dtype="bfloat16"),

@@ -21,12 +21,6 @@ from pallas_kernels.triton import for_cuda
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 
-# To see whether memory is short, XLA counts an array twice if a program takes and returns it. If the arena is more than
-# about half of a GPU's memory, XLA then computes things again to save memory that is not needed. A decode step of 64
-# rows gets 16 more launches for each seven layers, products among them.
-GPU_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
-
-
 # What programs do, by their functions, for those who wait.
 DOING = {
     "prefill": "reading prompts",
@@ -142,7 +136,7 @@ class Program:
 
     Args:
         function: a function of arrays. donated: the arguments whose memory it takes. name: its name in the log.
-        compiling: keeps the clock. platform: the platform that it is compiled for.
+        compiling: keeps the clock. platform: the platform that it is compiled for. options: of the compiler, or None.
         store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
         device: where arrays are that are on no device on purpose; None for jax's first.
     """
@@ -153,12 +147,12 @@ class Program:
         donated: int | tuple[int, ...],
         compiling: Compiling,
         platform: str,
+        options: Mapping[str, str | int] | None = None,
         name: str = "",
         store: ProgramStore | None = None,
         identity: str = "",
         device: jax.Device | None = None,
     ) -> None:
-        options = GPU_OPTIONS if platform == "gpu" else None
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
         self._does = DOING.get(function.__name__, "small changes")

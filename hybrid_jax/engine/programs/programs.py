@@ -23,9 +23,10 @@ from hybrid_jax.engine.programs.compiling import (
     WarmUp,
     signature_of,
 )
+from hybrid_jax.engine.programs.loops import Loops, options_for
 from hybrid_jax.engine.programs.serving import Serving, StepKey
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.engine.steps.small import CHANGES, READERS
+from hybrid_jax.engine.steps.small import CHANGES, READ_ROWS, READERS
 from hybrid_jax.engine.steps.step import PLAIN, StepKind, Variant
 from hybrid_jax.schedule.plan import Plan, Row
 from hybrid_jax.state import Model
@@ -43,6 +44,7 @@ class Programs:
         device: where they run.
         arguments: gives the arguments of a step whose rows do nothing, by its kind, bucket and variant.
         store: where compiled programs are kept between processes, or None.
+        loops: where loops over steps run.
 
     Attributes:
         made: those that were asked for, by key.
@@ -60,8 +62,9 @@ class Programs:
         device: jax.Device,
         arguments: Callable[[StepKind, Any, Variant], tuple],
         store: ProgramStore | None,
+        loops: Loops,
     ) -> None:
-        self.model, self._kinds, self._store = model, kinds, store
+        self.model, self._kinds, self._store, self._loops = model, kinds, store, loops
         self._by_name = {kind.name: kind for kind in kinds}
         self._device, self._arguments = device, arguments
         self._coarse = engine.shapes == "coarse"
@@ -92,13 +95,18 @@ class Programs:
         kind, title = self._by_name.get(name), name
         donated: int | tuple[int, ...] = ()
         static: dict[str, Any] = {"model": self.model}
+        of_loops = self._loops if kind is not None and kind.steps else None
         if kind is not None:
             function, title = kind.run, f"{shape}{variant.suffix}"
             donated = (1, 2) if kind.takes_weights else (0, 1)
             static["layout"] = self.layout(name, shape, adjusts=variant.adjusts)
             static |= {"num_logprobs": variant.num_logprobs, **kind.static(shape)}
+            if of_loops is not None and not of_loops.inside:
+                static |= {"loops": False, "max_steps": 1}
         elif name in CHANGES:
             function, donated, static = CHANGES[name], 0, {}
+        elif name in READ_ROWS:
+            function, static = READ_ROWS[name], {}
         else:
             function = READERS[name]
             if name == "prompt_logprobs":
@@ -114,11 +122,17 @@ class Programs:
             donated,
             self.compiling,
             self._device.platform,
+            options_for(self._device.platform, of_loops),
             name=title,
             store=self._store,
             identity=f"{name} {shape} {static}",
             device=self._device,
         )
+
+    def forget_loops(self) -> None:
+        """Drops the programs that have a loop over steps: they are made anew, in the form that loops have now."""
+        for key in [key for key in self.made if (kind := self._by_name.get(key[0])) and kind.steps]:
+            del self.made[key]
 
     # --- for a turn -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ LOG = logging.getLogger("hybrid_jax.compiling")
 COMPILERS = ("jax", "triton", "nvidia-")  # the names of packages begin like this
 DRIVER = Path("/proc/driver/nvidia/version")
 DIGEST_BYTES = 16  # in front of a program in its file
+PASSED = ""  # the verdict of a trial
 UNUSED_SECONDS = 90 * 86_400.0  # programs that were not used for so long are deleted
 
 
@@ -88,18 +89,25 @@ class ProgramStore:
             self._save(name, program)
         return program
 
-    def passed(self, trial: str) -> bool:
-        """Whether a trial with this source, these versions and this device was passed before."""
+    def verdict(self, trial: str) -> str | None:
+        """What became of a trial with this source, these versions and this device: `PASSED`, None if there
+        was none, and else what went wrong."""
         path = self._folder / self.name_of(trial, ())
         try:
+            said = path.read_text()
             os.utime(path)
         except OSError:
-            return False
-        return True
+            return None
+        return said
 
-    def note_passed(self, trial: str) -> None:
-        """Remembers that a trial was passed."""
-        self._write(self.name_of(trial, ()), lambda: b"")
+    def note(self, trial: str, verdict: str | None) -> None:
+        """Remembers what became of a trial; None forgets it."""
+        name = self.name_of(trial, ())
+        if verdict is not None:
+            self._write(name, verdict.encode)
+            return
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
 
     def _save(self, name: str, program: Any) -> None:
         def data() -> bytes:

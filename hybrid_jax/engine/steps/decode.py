@@ -35,6 +35,7 @@ def decode(
     layout: Layout,
     max_steps: int,
     num_logprobs: int,
+    loops: bool = True,
 ) -> tuple[State, Adjust | None, Made]:
     """Up to `num_steps` decode steps of the first B ring rows.
 
@@ -44,7 +45,9 @@ def decode(
     Args:
         adjust: None if no row's logits are adjusted.
         batch: int32[B, layout.size]; a row with num_tokens 0 is inert.
-        num_steps: int32[] steps of the loop, at most max_steps.
+        num_steps: int32[] steps of the loop, at most max_steps. Without a loop, how many steps of the dispatch came
+            before this one.
+        loops: the program has the loop over steps. Without, it is one step of a dispatch, and max_steps is 1.
 
     Returns:
         State, adjust, and tokens int32[max_steps, B], which are -1 where a row took no step.
@@ -53,6 +56,8 @@ def decode(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
     limits, fold_slot = get("num_tokens"), get("fold_slot")
+    if not loops:
+        limits = limits - num_steps
     lengths = state.lengths[:num_rows]
     start = cursor(lengths, get("checkpoint"), get("read_slot"), fold_slot, model)
     shared = prepare(params, model)
@@ -113,7 +118,10 @@ def decode(
         return step + 1, state, at, out, adjust
 
     carry = (jnp.int32(0), state, start, out, adjust)
-    _, state, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    if loops:
+        _, state, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    else:
+        _, state, _, out, adjust = advance(carry)
     return state, adjust, Made(out)
 
 
@@ -143,13 +151,9 @@ class Decode(StepKind):
     """See `decode`. The line of each row is its ring row."""
 
     name = "decode"
+    steps = True
     numbers = ("checkpoint", "read_slot", "fold_slot", "num_tokens")
     run = staticmethod(decode)
-
-    @property
-    def tokens(self) -> int:
-        """Of a row in each step."""
-        return 1
 
     def buckets(self) -> list[DecodeBucket]:
         return sorted(
@@ -188,8 +192,14 @@ class Decode(StepKind):
         per_page = self.model.geometry.frames_per_page
         return pack.row_layout(self.numbers, *pack.page_fields(bucket.width, per_page))
 
+    def num_steps(self, rows: Sequence[DecodeRow]) -> int:
+        return max(row.num_steps for row in rows)
+
     def rest(self, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
-        return (np.int32(max(row.num_steps for row in rows)),)
+        return (np.int32(self.num_steps(rows)),)
+
+    def rest_of_step(self, bucket: DecodeBucket, number: int, before: Made | None) -> tuple:
+        return (np.int32(number),)
 
     def inert(self, bucket: DecodeBucket) -> tuple:
         return (np.int32(0),)

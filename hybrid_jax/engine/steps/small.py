@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,23 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     moved = jax.tree.map(lambda ring: rings.copy_row(ring, source, target), state.rings)
     drafting = kept.copy_row(state.drafting, source, target)
     return state.replace(rings=moved, tokens=tokens, lengths=lengths, drafting=drafting)
+
+
+def read_row(state: State, row: jax.Array) -> dict[str, Any]:
+    """What the state has of one ring row, beside the arena and its slots."""
+    of_layers = lambda x: jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)  # noqa: E731
+    of_row = lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False)  # noqa: E731
+    held = {"tokens": state.tokens, "lengths": state.lengths, "drafting": state.drafting}
+    return {"rings": jax.tree.map(of_layers, state.rings), **jax.tree.map(of_row, held)}
+
+
+def write_row(state: State, row: jax.Array, held: dict[str, Any]) -> State:
+    """Puts back what `read_row` has read."""
+    of_layers = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, row, 1)  # noqa: E731
+    of_row = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, row, 0)  # noqa: E731
+    parts = {"tokens": state.tokens, "lengths": state.lengths, "drafting": state.drafting}
+    new = {name: jax.tree.map(of_row, x, held[name]) for name, x in parts.items()}
+    return state.replace(rings=jax.tree.map(of_layers, state.rings, held["rings"]), **new)
 
 
 @on_matrices
@@ -98,10 +116,14 @@ READERS: dict[str, Callable] = {
     "all_hidden": all_hidden,
     "all_logprobs": all_logprobs,
 }
+# Programs that read what a row has, and change nothing.
+READ_ROWS: dict[str, Callable] = {"read_row": read_row, "read_adjust": adjust.read_row}
 # By the name of their programs. The first argument is donated.
 CHANGES: dict[str, Callable] = {
     "write_slots": write_slots,
     "move_row": move_row,
+    "write_row": write_row,
+    "write_adjust": adjust.write_row,
     "load_history": kept.load_tokens,
     "load_adjust": adjust.load_row,
     "move_adjust": adjust.move_row,

@@ -57,12 +57,14 @@ class Made(NamedTuple):
         hidden: [R, T, D] before the last norm, of which prompts' log-probabilities and sums are computed; None in other
             steps. T is 1, for the last token of each row, if not all tokens went through all layers.
         drafted: int32[steps, B] how many draft tokens each row had in each step; None in steps without drafts.
+        ends: int32[B] what the next step of the dispatch takes from this one (`verify`); else None.
     """
 
     sampled: Sampled
     logits: jax.Array | None = None
     hidden: jax.Array | None = None
     drafted: jax.Array | None = None
+    ends: jax.Array | None = None
 
 
 class Results(NamedTuple):
@@ -109,12 +111,14 @@ class StepKind(abc.ABC):
         name: name of its programs.
         shapes: the engine's padded shapes.
         takes_weights: the weights are the first argument of the device function.
+        steps: a dispatch is several steps of the same rows. The device function loops over them, or it is one of them.
         numbers: the first columns, which hold one number each, in order; the others are in `layout`.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
     """
 
     name: ClassVar[str]
     takes_weights: ClassVar[bool] = True
+    steps: ClassVar[bool] = False
     numbers: ClassVar[tuple[str, ...]]
     run: ClassVar[Callable]
 
@@ -244,6 +248,23 @@ class StepKind(abc.ABC):
     def inert(self, bucket: Any) -> tuple:
         """`rest` for a call without rows."""
         return ()
+
+    @property
+    def tokens(self) -> int:
+        """The most that a row takes in each of several steps."""
+        return 1
+
+    def num_steps(self, rows: Sequence[Any]) -> int:
+        """Of a dispatch of these rows."""
+        return 1
+
+    def rest_of_step(self, bucket: Any, number: int, before: Made | None) -> tuple:
+        """`rest` of a program that is one step of a dispatch.
+
+        Args:
+            number: how many steps came before it. before: what the last of them made; None for the first step.
+        """
+        raise NotImplementedError(f"{self.name}: a dispatch is one step")
 
     # --- results ----------------------------------------------------------------------------------
 

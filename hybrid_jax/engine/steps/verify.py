@@ -34,11 +34,13 @@ def verify(
     adjust: Adjust | None,
     batch: jax.Array,
     num_steps: jax.Array,
+    ends: jax.Array | None = None,
     *,
     model: Model,
     layout: Layout,
     max_steps: int,
     num_logprobs: int,
+    loops: bool = True,
 ) -> tuple[State, Adjust | None, Made]:
     """Up to `num_steps` steps of the first B ring rows, each of up to T = 1 + k tokens a row.
 
@@ -49,7 +51,9 @@ def verify(
 
     Args:
         adjust, batch: as for `decode`; a row's tokens end after its `num_tokens`.
-        num_steps: int32[] steps of the loop, at most max_steps.
+        num_steps, loops: as for `decode`.
+        ends: without a loop, int32[B] where each row stands at most when the dispatch ends, as the step before has
+            returned it. The first step does not read it.
 
     Returns:
         State, adjust, and tokens int32[max_steps * D, B]: for each step the up to D tokens that were drawn, in order,
@@ -67,6 +71,8 @@ def verify(
     fold_slot = get("fold_slot")
     known, read_slot = get("checkpoint"), get("read_slot")
     last = state.lengths[:num_rows] + get("num_tokens")  # where each row stands at most in the end
+    if ends is not None:
+        last = jnp.where(num_steps == 0, last, ends)
     shared, ring_rows = prepare(params, model), jnp.arange(num_rows)
     depth = speculation.most_tokens
     out = room_for(max_steps * depth, num_rows, num_logprobs, model)
@@ -122,8 +128,11 @@ def verify(
         return step + 1, state, out, drafted, judged.adjust
 
     carry = (jnp.int32(0), state, out, drafted, adjust)
-    _, state, out, drafted, adjust = jax.lax.while_loop(keep_on, advance, carry)
-    return state, adjust, Made(out, drafted=drafted)
+    if loops:
+        _, state, out, drafted, adjust = jax.lax.while_loop(keep_on, advance, carry)
+        return state, adjust, Made(out, drafted=drafted)
+    _, state, out, drafted, adjust = advance(carry)
+    return state, adjust, Made(out, drafted=drafted, ends=last)
 
 
 class Window(NamedTuple):
@@ -315,6 +324,10 @@ class Verify(Decode):
 
     def dispatches(self, plan: Plan) -> list[list[DecodeRow]]:
         return [plan.decode] if plan.window > 1 else []
+
+    def rest_of_step(self, bucket: DecodeBucket, number: int, before: Made | None) -> tuple:
+        none: np.ndarray = np.zeros(bucket.rows, np.int32)
+        return np.int32(number), none if before is None else before.ends
 
     def drawn_at(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:
         return [(place, line) for place in range(row.num_steps * deepest(self.engine))]

@@ -1,7 +1,9 @@
-"""Compiles functions for an NVIDIA H200 on a machine without a GPU, and reports what came out.
+"""Compiles functions for NVIDIA GPUs on a machine without one, and reports what came out.
 
 XLA's CUDA compiler comes with the plugin packages jax-cuda12-plugin and jax-cuda12-pjrt; no CUDA library and no
-driver is needed, only a description of the chip (`h200.txtpb`, from data sheets). Nothing is autotuned here.
+driver is needed, only a description of the chip (`chips/`, from data sheets). It includes the versions of driver and
+toolkit: without them XLA takes the driver for too old to have loops and foreign kernels in command buffers. Nothing is
+autotuned here.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import functools
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +20,13 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
+from hybrid_jax.engine.programs.loops import GPU_OPTIONS
 from pallas_kernels.triton import for_cuda
 from tests.kernels.lowered import lower_for_cuda
 
-TARGET = Path(__file__).with_name("h200.txtpb")
-SHARED_MEMORY = 232_448  # bytes one program may have
+CHIPS = {path.stem: path for path in sorted(Path(__file__).with_name("chips").iterdir())}
+H200 = "h200"
+SHARED_MEMORY = 232_448  # bytes one program may have on an H200
 LAUNCH = re.compile(
     r"\s*\d+: (k\w+)\s*\[[^\]]*\]\s*(\S*)(?:\s+grid: \[([^\]]*)\].*shared_memory: (\d+))?"
 )
@@ -50,15 +54,14 @@ class Compiled:
     Attributes:
         launches: in order; those inside a loop follow the loop's entry.
         temp_bytes: memory beside arguments and results. alias_bytes: of arguments that results reuse.
-        outer: kinds of what the host starts, in order: a command buffer is one, whatever is in it.
-        body: the same of the only loop's body.
+        outer: kinds of what the host starts, in order: a command buffer is one, whatever is in it, and a loop is one
+            whose steps the host starts.
     """
 
     launches: tuple[Launch, ...]
     temp_bytes: int
     alias_bytes: int
     outer: tuple[str, ...] = ()
-    body: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> Counter:
@@ -69,41 +72,61 @@ class Compiled:
         return [x for x in self.launches if re.fullmatch(rf"{name}(__?\d+)?", x.name)]
 
 
+def architecture(chip: str) -> str:
+    """What its machine code is made for, such as "sm_90a"."""
+    found = re.search(r"major: (\d+) minor: (\d+)", CHIPS[chip].read_text())
+    assert found is not None, f"chips: {chip} has no capability"
+    return f"sm_{found[1]}{found[2]}{'a' * (int(found[1]) >= 9)}"
+
+
 @functools.cache
-def sharding() -> SingleDeviceSharding:
+def sharding(chip: str = H200) -> SingleDeviceSharding:
     """The chip; raises RuntimeError where the plugin is missing."""
     topology = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         topology="1x1x1",
-        target_config=TARGET.read_text(),
+        target_config=CHIPS[chip].read_text(),
     )
     return SingleDeviceSharding(topology.devices[0])
 
 
-def on_chip(tree):
+def on_chip(tree, chip: str = H200):
     """Shapes of a tree of arrays, specs or anything with shape and dtype, placed on the chip."""
-    place = functools.partial(jax.ShapeDtypeStruct, sharding=sharding())
+    place = functools.partial(jax.ShapeDtypeStruct, sharding=sharding(chip))
     return jax.tree.map(lambda x: place(x.shape, jax.numpy.dtype(x.dtype)), tree)
 
 
-def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled:
-    """Compiles a function of arrays; registers that spill or too much shared memory are an error."""
+def compile_for_gpu(
+    function,
+    *specs,
+    donate: tuple[int, ...] = (),
+    chip: str = H200,
+    spills: bool = False,
+    options: Mapping = GPU_OPTIONS,
+) -> Compiled:
+    """Compiles a function of arrays. Too much shared memory is an error.
+
+    Args:
+        chip: one of `CHIPS`.
+        spills: registers may spill; if not, that is an error too.
+        options: of the compiler, as an engine gives them.
+    """
     with for_cuda():  # as an engine does
-        lowered = lower_for_cuda(function, *on_chip(specs), donate=donate)
+        lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate)
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "xla_dump_to": folder,
             "xla_dump_emitter_re": "none",
-            "xla_gpu_fail_ptx_compilation_on_register_spilling": True,
-            **GPU_OPTIONS,
+            "xla_gpu_fail_ptx_compilation_on_register_spilling": not spills,
+            **options,
         }
         memory = lowered.compile(compiler_options=options).memory_analysis()
         (path,) = Path(folder).glob("*thunk_sequence.txt")
         found = [LAUNCH.match(line) for line in path.read_text().splitlines()]
         passed = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
         # XLA writes it where it has changed something.
-        outer, body = _started("".join(path.read_text() for path in passed))
+        outer = tuple(re.findall(r"^\d+: (k\w+)", "".join(p.read_text() for p in passed), re.M))
     launches = tuple(
         Launch(m[1], m[2], tuple(map(int, m[3].split(","))), int(m[4]))
         if m[3]
@@ -111,12 +134,4 @@ def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled
         for m in found
         if m
     )
-    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer, body)
-
-
-def _started(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Kinds of what is not inside a command buffer: of the whole program, and of its loop's body."""
-    outer, _, body = text.partition("  body:\n")
-    return tuple(re.findall(r"^\d+: (k\w+)", outer, re.M)), tuple(
-        re.findall(r"^    \d+: (k\w+)", body, re.M)
-    )
+    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer)

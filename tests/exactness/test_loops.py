@@ -1,0 +1,295 @@
+"""The loop over the steps of a dispatch: inside the program, or started by the host step by step, after a trial or not.
+
+Tokens are the same in each case. What a GPU may get wrong in its trial is planted.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import loop_trial
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs import loops
+from hybrid_jax.engine.programs.compiling import Program
+from hybrid_jax.engine.programs.loops import BEGUN, Loops, choose_loops
+from hybrid_jax.engine.programs.store import PASSED, ProgramStore
+from tests.drawing import left_to_all
+from tests.exactness.conftest import load
+from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.speculation_matrix import ENGINES, with_drafter
+
+ROOM = 12.0
+PLAIN = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=4, page_tokens=64)
+# The last one finds tokens in its prompt, so that the host drafts.
+PROMPTS = (*((20 + 7 * n, n) for n in range(4)), (64, 9))
+NAMES = ("decode-bamba", "decode-with_unknown_kind", "decode-windowed")
+NAMES += ("ngram-parallel", "mtp_tree-qwen3_next", "draft-jamba", "exit-with_cut")
+
+
+def engine_of(name: str, store: ProgramStore | None = None) -> Engine:
+    if name.startswith("decode-"):
+        return make_engine(*load(name.partition("-")[2]), PLAIN, room=ROOM)
+    maker = ENGINES[name]
+    return make_engine(*with_drafter(maker), maker.settings, room=ROOM)
+
+
+def jobs(vocab: int) -> list[Job]:
+    """More than rows, longer than two rings, drawn and greedy, some with a stop token or penalties."""
+    made = []
+    for index, (length, seed) in enumerate(PROMPTS):
+        prompt = random_prompt(length, seed, vocab)
+        asks = {"temperature": 0.9 * (index % 2), "seed": index, "max_tokens": 40 + 9 * index}
+        asks |= {"presence_penalty": 0.5} if index == 2 else {}
+        asks |= {"stop_ids": frozenset({int(prompt[3])})} if index == 3 else {}
+        made.append(Job(prompt=prompt, arrive=index, **asks))
+    return [*made, Job(prompt=made[-1].prompt[:32] * 2, max_tokens=50)]
+
+
+@functools.cache
+def wanted(name: str) -> Run:
+    """What comes of a loop that is part of the program."""
+    return run(name, lambda engine: None)
+
+
+def run(name: str, change: Callable[[Engine], None], store: ProgramStore | None = None) -> Run:
+    with one_shape(64):
+        engine = engine_of(name)
+        engine.runner._store = store
+        change(engine)
+        try:
+            return drive(engine, jobs(engine.config.vocab_size))
+        finally:
+            engine.close()
+
+
+def by_the_host(engine: Engine) -> None:
+    engine.runner.loops.by_the_host("is not wanted")
+
+
+def untried(engine: Engine) -> None:
+    engine.runner.loops.untried = True
+
+
+@pytest.fixture
+def store(tmp_path) -> ProgramStore:
+    return ProgramStore(tmp_path / "programs", jax.devices()[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@left_to_all("decode-windowed", "exit")
+def test_steps_that_the_host_starts_give_the_same_tokens(name):
+    found = run(name, by_the_host)
+    assert found.outputs == wanted(name).outputs
+    assert found.moved["folds_in_place"] == wanted(name).moved["folds_in_place"] > 0
+    for ours, theirs in zip(found.requests, wanted(name).requests, strict=True):
+        assert ours.course.drafts.windows == theirs.course.drafts.windows
+        values = [[e.logprob for e in r.output.logprobs] for r in (ours, theirs)]
+        np.testing.assert_allclose(*values, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@left_to_all("decode-windowed", "exit")
+def test_a_trial_leaves_nothing_behind(name, store):
+    tried = []
+
+    def watch(engine: Engine) -> None:
+        untried(engine)
+        tried.append(engine.runner)
+
+    found = run(name, watch, store)
+    assert tried[0].loops == Loops() and store.verdict(tried[0]._trial) == PASSED
+    assert found.outputs == wanted(name).outputs and found.bits == wanted(name).bits
+
+
+# --- what a trial finds -------------------------------------------------------------------------------
+
+NAME = "decode-bamba"
+
+
+def wrong_programs(monkeypatch, mistake: Callable) -> list[int]:
+    """Decode programs that loop make a mistake: `mistake(run, arguments, n)` stands for the n-th call of one."""
+    calls: list[int] = []
+    call = Program.__call__
+
+    def wrong(self, *args):
+        decodes = self._does == "writing tokens" and "'loops': False" not in self._identity
+        if not decodes:
+            return call(self, *args)
+        calls.append(len(calls))
+        return mistake(functools.partial(call, self), args, len(calls))
+
+    monkeypatch.setattr(Program, "__call__", wrong)
+    return calls
+
+
+def one_step_less(run, args, number):
+    *others, num_steps = args
+    return run(*others, num_steps - (num_steps > 1))
+
+
+def other_bits_the_second_time(run, args, number):
+    state, adjust, made = run(*args)
+    if number == 2:
+        conv = state.rings[0]["conv"]
+        state = state.with_ring(0, conv=conv.at[:, :, -1].add(1))
+    return state, adjust, made
+
+
+def no_token(run, args, number):
+    *others, num_steps = args
+    return run(*others, num_steps * 0)
+
+
+def refuses(run, args, number):
+    raise jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_NOT_SUPPORTED\nand more")
+
+
+def takes_the_state_along(run, args, number):
+    run(*args)
+    raise jax.errors.JaxRuntimeError("INTERNAL: Failed to update graph exec")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (one_step_less, "failed a trial: 2 steps in one call differ from the same in 2 calls"),
+        (other_bits_the_second_time, "failed a trial: its second run differs from its first"),
+        (no_token, "failed a trial: no token came"),
+        (refuses, "failed a trial: JaxRuntimeError: INTERNAL: CUDA_ERROR_NOT_SUPPORTED"),
+        (takes_the_state_along, "failed a trial: JaxRuntimeError: INTERNAL: Failed to update"),
+    ],
+)
+def test_after_a_trial_that_failed_the_host_starts_each_step(
+    mistake, said, store, monkeypatch, caplog
+):
+    want = wanted(NAME).outputs
+    caplog.set_level(logging.WARNING, "hybrid_jax")
+    calls = wrong_programs(monkeypatch, mistake)
+    tried = []
+
+    def watch(engine: Engine) -> None:
+        untried(engine)
+        tried.append(engine)
+
+    assert run(NAME, watch, store).outputs == want
+    (engine,) = tried
+    chosen = engine.runner.loops
+    assert not chosen.inside and not chosen.untried and chosen.why_not.startswith(said)
+    assert 1 <= len(calls) <= 4  # the trial's own: no dispatch has run such a program
+    assert [record.message.count("the host starts each") for record in caplog.records] == [1]
+    verdict = store.verdict(engine.runner._trial)
+    assert verdict and verdict in chosen.why_not
+
+
+def test_too_little_memory_says_nothing_about_the_loop(store, monkeypatch):
+    def mistake(run, args, number):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    wrong_programs(monkeypatch, mistake)
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._store = store
+        untried(engine)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+            drive(engine, jobs(engine.config.vocab_size))
+    assert engine.runner.loops == Loops(untried=True)
+    assert store.verdict(engine.runner._trial) is None
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "num_tokens", "fits"),
+    [(1, 2, True), (30, 4, True), (31, 4, False), (32, 4, False), (33, 4, True), (5, 1, False)],
+)
+def test_no_row_is_tried_that_folds_or_ends_at_once(length, num_tokens, fits):
+    """A ring of 32 tokens is full at 32; the first of two tokens after 31 would fill it, and the second fold it."""
+    row = SimpleNamespace(row=1, num_steps=num_tokens, num_tokens=num_tokens)
+    find = functools.partial(loop_trial.row_for_trial, tokens=1, grain=32)
+    assert find([row], np.array([9, length])) is (row if fits else None)
+    other = SimpleNamespace(row=0, num_steps=8, num_tokens=8)
+    assert find([row, other], np.array([9, length])) is (row if fits else other)
+
+
+# --- the choice -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device that says it is a GPU, with CUDA 12.9, a driver of 13.0 and a compiler that takes the options."""
+    monkeypatch.setattr(loops, "cuda_driver", lambda: (13, 0))
+    monkeypatch.setattr(loops, "refused", lambda device: None)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    return SimpleNamespace(
+        platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\ncuda 12090")
+    )
+
+
+def test_a_new_gpu_loops_after_a_trial(gpu, store):
+    assert choose_loops(gpu, None, "t") == choose_loops(gpu, store, "t") == Loops(untried=True)
+    store.note("t", PASSED)
+    assert choose_loops(gpu, store, "t") == Loops()
+    assert choose_loops(gpu, store, "t").about == "the GPU loops over them"
+    assert choose_loops(jax.devices()[0], store, "other") == Loops()
+
+
+@pytest.mark.parametrize("verdict", [BEGUN, "its second run differs from its first"])
+def test_what_went_wrong_is_not_tried_again(gpu, store, verdict):
+    store.note("t", verdict)
+    found = choose_loops(gpu, store, "t")
+    assert found == Loops(inside=False, why_not=f"failed a trial: {verdict}")
+    assert found.about == f"the host starts each step, because a loop failed a trial: {verdict}"
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "why"),
+    [
+        ((12, 2), "cuda 12090", "needs a driver of CUDA 12.3, found 12.2"),
+        ((12, 3), "cuda 12030", None),
+        ((13, 0), "cuda 12020", "needs a toolkit of CUDA 12.3, found 12.2"),
+        (None, "PJRT C API", None),  # nothing is known: the trial will tell
+        (None, "PJRT C API\nrocm 70000", "needs CUDA, found ROCm"),
+    ],
+)
+def test_old_drivers_and_toolkits_have_no_loops(gpu, monkeypatch, driver, version, why):
+    monkeypatch.setattr(loops, "cuda_driver", lambda: driver)
+    gpu.client.platform_version = version
+    assert choose_loops(gpu, None, "t") == Loops(why is None, why, untried=why is None)
+
+
+def test_a_choice_of_the_users_own_stands(gpu, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    found = choose_loops(gpu, None, "t")
+    assert found.why_not == "is left to XLA_FLAGS, which sets xla_gpu_enable_command_buffer"
+
+
+def test_an_option_that_this_jax_does_not_know_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(loops, "LOOP_OPTIONS", {"xla_gpu_no_such_option": True})
+    device = jax.devices()[0]
+    found = loops.refused(device)
+    assert found.startswith("is refused by this jax: ") and "xla_gpu_no_such_option" in found
+    monkeypatch.setattr(loops, "_why_not", lambda device: found)
+    gpu = SimpleNamespace(platform="gpu")
+    assert choose_loops(gpu, None, "t") == Loops(inside=False, why_not=found)
+    assert [record.message for record in caplog.records] == [
+        f"the host starts each decode step, because a loop {found}"
+    ]
+
+
+def test_this_jax_knows_the_options():
+    assert loops.refused(jax.devices()[0]) is None
+
+
+def test_options_are_for_a_gpu_and_for_programs_that_loop():
+    assert loops.options_for("cpu", Loops()) is None
+    assert "WHILE" in loops.options_for("gpu", Loops())[loops.FLAG]
+    for others in (None, Loops(inside=False)):
+        assert loops.options_for("gpu", others) == loops.GPU_OPTIONS
