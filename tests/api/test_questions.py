@@ -43,6 +43,7 @@ def test_questions_and_answers_can_be_sent_to_another_process(asked):
         prompt = "x" * 70
         [output] = llm.generate(prompt, GREEDY)
         assert llm.stats()["prompt_tokens"] == 70 and llm.compile_s > 0
+        assert "loop " not in llm.describe()  # on a CPU there is no choice
         assert llm.peak_memory_bytes > 0
         assert "70 prompt tokens" in str(llm.cache.explain(output))
         assert llm.cache.describe().splitlines()[1].startswith('[0, 64) "' + "x" * 32 + '" ...:')
