@@ -41,6 +41,7 @@ from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.drafters.table import DRAFTERS
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
+from hybrid_jax.engine.programs.loops import Loops
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.step import Variant
@@ -570,6 +571,22 @@ def test_kernels_that_a_cpu_interprets_are_said_to_be_slow():
         told = overview(made, weight_bytes=0, sampling=SamplingParams())
         slow = "made of Pallas kernels, interpreted on a CPU, many times slower; leave kernels out"
         assert (slow in told) == (backend.name == "pallas")
+
+
+def test_where_the_loop_over_steps_runs_is_said_where_there_is_a_choice():
+    config, engine = model("A"), EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256)
+    made = running(config, engine, sizes(config, engine)[0])
+
+    def told(**loops: str) -> list[str]:
+        lines = overview(made, weight_bytes=0, sampling=SamplingParams(), **loops).splitlines()
+        return [line for line in lines if line.startswith("loop")]
+
+    assert told() == []
+    assert told(loops=Loops().about) == ["loop      of 8 steps: the GPU loops over them"]
+    by_the_host = Loops(inside=False, why_not="needs a driver of CUDA 12.3, found 12.2")
+    assert told(loops=by_the_host.about) == [
+        "loop      of 8 steps: the host starts each step, because a loop needs a driver of CUDA 12.3, found 12.2"
+    ]
 
 
 MISSING, OLD = "needs the package triton: pip", "they failed a trial: RuntimeError: an old driver"
