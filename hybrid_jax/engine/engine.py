@@ -40,7 +40,8 @@ LOG = logging.getLogger("hybrid_jax.engine")
 class Engine:
     """Runs requests on one device.
 
-    While the device works on one plan, the host makes the next. Sampled tokens are fed again on the device.
+    While the device works on one plan, the host makes the next. Sampled tokens are fed again on the device. A call of
+    several steps returns before they are done (`engine/programs/loops.py`).
 
     Args:
         config: the model. params: its weights, in `engine_config.dtype`.
