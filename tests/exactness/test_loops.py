@@ -85,7 +85,7 @@ def store(tmp_path) -> ProgramStore:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@left_to_all("decode-windowed", "exit")
+@left_to_all("decode-w", "exit", "mtp_tree")
 def test_steps_that_the_host_starts_give_the_same_tokens(name):
     found = run(name, by_the_host)
     assert found.outputs == wanted(name).outputs
@@ -97,7 +97,7 @@ def test_steps_that_the_host_starts_give_the_same_tokens(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@left_to_all("decode-windowed", "exit")
+@left_to_all("decode-w", "exit", "mtp_tree")
 def test_a_trial_leaves_nothing_behind(name, store):
     tried = []
 
