@@ -166,6 +166,7 @@ def _print_in_flight(result: InFlightResult) -> None:
         "time to last token": _times(result.latency_s),
         "padding": f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of "
         f"what is computed, {result.padded_s:,.0f} s",
+        "dispatches of prompts": f"{result.prefill_dispatches:,}",
         "device": result.timing,
         "span": f"{result.span_s:,.0f} s of the trace's time",
         "preemptions": f"{result.preemptions:,}",

@@ -146,6 +146,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
     assert told["policy"] == "lru" and told["requests"] == "3, 240 prompt tokens"
     assert told["token hit rate"] == "40.00 %" and told["never fit"] == "0"
     assert told["waited for another's"] == told["preemptions"] == "0"
+    assert told["dispatches of prompts"] == "3"
     assert told["time to last token"].startswith("p5 ")
     assert told["device"].startswith("1 ms + FLOPs / 395.6 TFLOP/s")
 

@@ -68,10 +68,11 @@ def test_shapes_that_can_do_the_work_of_another():
     config = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
     model = SimpleNamespace(config=SimpleNamespace(later=()))
     prefill, decode = (kind(config, model, 9) for kind in (Prefill, Decode))
-    assert prefill.larger(PrefillBucket(1, 512, 9)) == [
-        *(PrefillBucket(1, 2048, 9), PrefillBucket(4, 512, 9), PrefillBucket(1, 8192, 9))
+    assert prefill.larger(PrefillBucket(1, 384, 9)) == [
+        *(PrefillBucket(1, 896, 9), PrefillBucket(4, 384, 9), PrefillBucket(1, 2560, 9)),
+        PrefillBucket(1, 8192, 9),
     ]
-    assert prefill.larger(PrefillBucket(4, 512, 9)) == []
+    assert prefill.larger(PrefillBucket(4, 384, 9)) == []
     assert decode.larger(DecodeBucket(1, 8, 9)) == [
         *(DecodeBucket(64, 8, 9), DecodeBucket(256, 8, 9))
     ]

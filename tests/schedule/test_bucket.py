@@ -34,35 +34,23 @@ def test_the_default_engine_compiles_few_shapes():
 def test_a_gpu_engine_compiles_few_shapes():
     engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
     assert shapes_of(engine).prefill == (
-        *((1, 128), (4, 128), (1, 512), (4, 512), (1, 2048), (1, 8192)),
+        *((1, 128), (4, 128), (1, 384), (4, 384), (1, 896), (1, 2560), (1, 8192)),
     )
     assert shapes_of(engine).decode_rows == (1, 64, 256)
     assert shapes_of(engine).widths(2048) == (2048,)
     shapes = all_buckets(engine, max_pages=2048)
     assert sum(isinstance(shape, ForkBucket) for shape in shapes) == 1
-    assert len(shapes) + 2 <= 12  # and one that writes slots, and one that moves rows
+    assert len(shapes) + 2 <= 13  # and one that writes slots, and one that moves rows
 
 
 @pytest.mark.parametrize(
     "tokens, chunks",
     [
-        *(
-            (100, [100]),
-            (128, [128]),
-            (129, [128, 1]),
-            (400, [400]),
-            (513, [512, 1]),
-            (1000, [512, 488]),
-            (1500, [512, 512, 476]),
-            (1600, [1600]),
-        ),
-        *(
-            (3000, [2048, 512, 440]),
-            (2100, [2048, 52]),
-            (5000, [2048, 2048, 512, 392]),
-            (8000, [8000]),
-        ),
-        *((8192, [8192]), (8200, [8192, 8]), (20000, [8192, 8192, 2048, 1568])),
+        *((100, [100]), (128, [128]), (129, [129]), (385, [384, 1]), (400, [384, 16])),
+        *((832, [832]), (900, [896, 4]), (1300, [896, 384, 20]), (1600, [896, 704])),
+        *((2100, [896, 896, 308]), (2400, [2400]), (3000, [2560, 384, 56]), (5000, [2560, 2440])),
+        *((8000, [8000]), (8192, [8192]), (8200, [8192, 8])),
+        (20000, [8192, 8192, 2560, 896, 160]),
     ],
 )
 def test_a_prompt_is_cut_so_that_little_is_padded(tokens, chunks):
@@ -75,7 +63,7 @@ def test_a_prompt_is_cut_so_that_little_is_padded(tokens, chunks):
 
 
 @given(tokens=st.integers(1, 30000))
-def test_padding_of_a_prompt_stays_within_a_half_and_a_shape(tokens):
+def test_padding_of_a_prompt_stays_within_a_half_and_the_shortest_shapes(tokens):
     engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
     rest, padded = tokens, 0
     while rest:
@@ -86,7 +74,29 @@ def test_padding_of_a_prompt_stays_within_a_half_and_a_shape(tokens):
         padded += shape.tokens
         assert rest == chunk or chunk % engine.grain == 0
         rest -= chunk
-    assert padded <= max(128, 1.5 * tokens + 150)
+    assert padded <= max(128, 1.5 * tokens + 1.5 * 128)
+    assert padded < tokens + 4 * 128
+
+
+@pytest.mark.parametrize(
+    "longest, sizes",
+    [
+        (512, (128, 512)),
+        (1024, (128, 384, 1024)),
+        (2048, (128, 384, 896, 2048)),
+        (4096, (128, 384, 896, 2560, 4096)),
+    ],
+)
+def test_coarse_shapes_leave_out_sizes_near_the_longest(longest, sizes):
+    engine = EngineConfig(max_rows=64, prefill_tokens=longest, shapes="coarse")
+    assert shapes_of(engine).prefill_tokens == sizes
+
+
+def test_a_hit_of_most_of_a_prompt_leaves_one_dispatch_with_little_padding():
+    engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
+    left = 8192 - 8192 * 9 // 10 // engine.grain * engine.grain
+    assert left == 832 == shapes_of(engine).first_chunk(left)
+    assert shapes_of(engine).prefill_of(left) == (896, (1,))
 
 
 def test_exact_mode_has_one_shape():

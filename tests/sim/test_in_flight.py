@@ -143,14 +143,17 @@ def test_times_are_those_of_the_device_and_padding_is_computed_too(length, padde
 
 
 def test_coarse_shapes_pad_more_of_short_prompts_and_less_of_long_ones():
-    def padded(length: int, shapes: str) -> int:
+    def padded(length: int, shapes: str) -> tuple[int, int]:
+        """Tokens of padding, and dispatches."""
         trace = [asked(0, 0.0, tokens(0, length), tokens(1, 5))]
-        return simulate_in_flight(trace, COSTS, "none", PLENTY, shapes=shapes).padded_tokens
+        found = simulate_in_flight(trace, COSTS, "none", PLENTY, shapes=shapes)
+        return found.padded_tokens, found.prefill_dispatches
 
-    assert padded(40, "fine") == 88 == padded(40, "coarse")
-    assert padded(200, "fine") == 56 == padded(200, "coarse") == 128 + 128 - 200
-    assert padded(20, "fine") == 12 < padded(20, "coarse") == 108
-    assert padded(4200, "fine") == 8192 - 4200 > padded(4200, "coarse") == 24
+    assert padded(40, "fine") == (88, 1) == padded(40, "coarse")
+    assert padded(250, "fine") == (6, 1) and padded(250, "coarse") == (384 - 250, 1)
+    assert padded(20, "fine") == (12, 1) and padded(20, "coarse") == (108, 1)
+    assert padded(4200, "fine") == (8192 - 4200, 1)
+    assert padded(4200, "coarse") == (2560 + 896 + 896 - 4200, 3)
 
 
 # --- beside request order -------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class InFlightResult(CacheResult):
         infeasible: how many requests can never fit.
         prefill_tokens, padded_tokens: prompt tokens that were computed, and padding that was computed with them for the
             shapes of the engine.
+        prefill_dispatches: plans that computed tokens of prompts.
         padded_s: seconds that the padding took, in all.
         latency_s: {"p5", "p50", "p95", "mean"} from arrival to the last token, as `ttft_s` is to the first.
         span_s: virtual seconds from the first arrival to the last token.
@@ -47,6 +48,7 @@ class InFlightResult(CacheResult):
     infeasible: int
     prefill_tokens: int
     padded_tokens: int
+    prefill_dispatches: int
     padded_s: float
     latency_s: dict[str, float]
     span_s: float
@@ -140,6 +142,7 @@ def simulate_in_flight(
         used_max_over_capacity=run.used_max / capacity,
         prefill_tokens=counters.prefill_tokens,
         padded_tokens=run.padded_tokens,
+        prefill_dispatches=run.prefill_dispatches,
         padded_s=run.padded_tokens * costs.flops_per_token / run.device.flops_per_second,
         ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
         latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
@@ -183,7 +186,7 @@ class _Run:
             costs=costs,
         )
         self.now = trace[0].arrival_s
-        self.infeasible = self.used_max = self.padded_tokens = 0
+        self.infeasible = self.used_max = self.padded_tokens = self.prefill_dispatches = 0
         self._frame_bytes = geometry.frame_bytes
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
@@ -253,6 +256,7 @@ class _Run:
         )
         padded = self._padding(plan)
         self.padded_tokens += padded
+        self.prefill_dispatches += bool(plan.prefill)
         flops += padded * self.costs.flops_per_token
         read = sum(
             row.position * self.decode.kv_bytes + self.decode.checkpoint_bytes
