@@ -45,8 +45,8 @@ OTHER_JAX := 0.12.0.1
 # Steps of all kinds of layers, of one row, and with a second model; of the engine beside transformers one family: no
 # jax but the oldest can compile quickly.
 OTHER_OF := -k "in_place and (other_kinds or one_row or carried or second) or of_one_row and (delta or exact or DA) \
-	or logits_agree or continues and jamba"
-OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py) tests/parity
+	or logits_agree or continues and jamba or jit_with_a_call"
+OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py) tests/parity tests/kernels/test_jax_triton.py
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),$(OTHER_VENV),$(VENV))
 # A folder in front of the environment: with jax of that version, and the plugin, which would otherwise greet every

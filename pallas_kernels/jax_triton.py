@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import jax
 import numpy as np
+from jax.interpreters import partial_eval
 
 EXTRA = "with Python 3.12 or newer, pip install 'hybrid_jax[triton]'"
 HOPPER = 90  # compute capability that programs are compiled for where there is no GPU
@@ -51,9 +54,25 @@ def _release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def load() -> None:
-    """Makes jax know the call by which compiled programs run Triton kernels, for those that were kept on disk."""
-    importlib.import_module("jax_triton")
+def load() -> ModuleType:
+    """jax-triton. With it, jax knows the call by which compiled programs run Triton kernels, also those kept on disk."""
+    called = importlib.import_module("jax_triton")
+    if jax.__version_info__ >= (0, 12):
+        # A jax-triton in which the call has another name is newer, and has a rule of its own for such a jax.
+        library = getattr(called, "triton_lib", None)
+        _mend_rule(partial_eval.dce_rules, getattr(library, "triton_kernel_call_p", None))
+    return called
+
+
+def _mend_rule(rules: dict, primitive: object) -> None:
+    """Gives a primitive's rule for leaving out dead code the form that jax 0.12 asks for; the right form stays.
+
+    A rule is told which outputs are used, which inputs live, and the equation. That of jax-triton 0.4.1 knows nothing
+    of inputs, so every jit with a kernel in it would fail.
+    """
+    rule = rules.get(primitive)
+    if rule is not None and len(inspect.signature(rule).parameters) == 2:
+        rules[primitive] = lambda used, live, equation: rule(used, equation)
 
 
 def call(
@@ -81,11 +100,9 @@ def call(
         shapes = [*changed, *outputs]
         carried_out = functools.partial(_interpret, kernel, shapes, in_place, grid, constants)
         return tuple(jax.pure_callback(carried_out, shapes, *inputs))
-    import jax_triton
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
-        made = jax_triton.triton_call(
+        made = load().triton_call(
             *inputs,
             kernel=kernel,
             # A kernel's pointers are taken in order from the inputs and these: what is in place has one already.

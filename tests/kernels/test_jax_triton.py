@@ -8,7 +8,10 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir, partial_eval
 
 from pallas_kernels import jax_triton
 
@@ -60,3 +63,48 @@ def test_what_is_in_place_comes_after_the_outputs(monkeypatch):
     assert [like.shape for like in given["out_type"]] == [(7,), (11,), (2,), (5,)]
     assert given["aliases"] == {0: 2, 2: 3}
     assert made == ((2,), (5,), (7,), (11,))
+
+
+def as_jax_triton_0_4_1(used_outs, eqn):
+    return [True] * len(eqn.invars), eqn
+
+
+def test_a_rule_for_dead_code_gets_the_form_that_jax_asks_for():
+    """jax 0.12 tells a rule three things, where that of jax-triton 0.4.1 takes two."""
+    call, equation = Primitive("called"), SimpleNamespace(invars=["x", "y"])
+    rules: dict = {call: as_jax_triton_0_4_1}
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        rules[call]([False], [True, True], equation)
+    for _ in range(2):  # and once only
+        jax_triton._mend_rule(rules, call)
+        assert rules[call]([False], [True, True], equation) == ([True, True], equation)
+
+
+def test_a_rule_that_has_the_form_already_stays():
+    def newer(used_outs, live_ins, eqn):
+        return live_ins, eqn
+
+    call, other = Primitive("called"), Primitive("other")
+    rules = {call: newer}
+    jax_triton._mend_rule(rules, call)
+    jax_triton._mend_rule(rules, other)
+    jax_triton._mend_rule(rules, None)
+    assert rules == {call: newer}
+
+
+def test_a_jit_with_a_call_of_jax_triton_compiles(monkeypatch):
+    """A stand-in for jax-triton 0.4.1, whose call is used and unused in the same program."""
+    call = Primitive("as_triton_kernel_call")
+    call.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(call, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+    monkeypatch.setitem(partial_eval.dce_rules, call, as_jax_triton_0_4_1)
+    library = SimpleNamespace(triton_kernel_call_p=call)
+    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_lib=library))
+    jax_triton.load()
+
+    @jax.jit
+    def program(x):
+        call.bind(x)
+        return jax.lax.fori_loop(0, 3, lambda _, y: call.bind(y), x)
+
+    np.testing.assert_array_equal(program(jnp.ones(3)), [8.0, 8, 8])
