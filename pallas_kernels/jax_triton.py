@@ -8,7 +8,6 @@ knows bfloat16 in loads, stores and conversions only.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import os
@@ -55,13 +54,14 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def load() -> ModuleType:
-    """jax-triton. With it, jax knows the call by which compiled programs run Triton kernels, also those kept on disk."""
-    called = importlib.import_module("jax_triton")
+    """jax-triton. With it, jax knows the call by which compiled programs run Triton kernels, those kept on disk too."""
+    import jax_triton
+
     if jax.__version_info__ >= (0, 12):
         # A jax-triton in which the call has another name is newer, and has a rule of its own for such a jax.
-        library = getattr(called, "triton_lib", None)
+        library = getattr(jax_triton, "triton_lib", None)
         _mend_rule(partial_eval.dce_rules, getattr(library, "triton_kernel_call_p", None))
-    return called
+    return jax_triton
 
 
 def _mend_rule(rules: dict, primitive: object) -> None:

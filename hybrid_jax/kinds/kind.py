@@ -29,7 +29,7 @@ class Weight:
             normal; "step_bias" and "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
         float32: it is kept in float32, whatever dtype the other weights have.
         fused: columns of each linear map, where several lie side by side.
-        plain: a small matrix that is always one array, with which products are made in float32.
+        plain: a small matrix that is always one array.
         format: how a matrix is kept, by its name in `products.formats.FORMATS`.
     """
 
@@ -42,8 +42,13 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is multiplied with, and so may be kept in other formats."""
-        return self.draw in MATRICES and not self.plain
+        """Whether it may be kept in other formats."""
+        return self.is_multiplied and not self.plain
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether products are made with it."""
+        return self.draw in MATRICES
 
     def specs(self, dtype: str) -> Specs:
         """The arrays that stand for it in a model of this dtype: one, or several by name."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import MoE
-from hybrid_jax.products.matrix import Out, mixed, product
+from hybrid_jax.products.matrix import Out, as_matrix, mixed, product, product_in_float32
 from hybrid_jax.products.xla import linear
 from pallas_kernels.grouped_linear import Activation, activate
 
@@ -31,7 +31,7 @@ def mlp(params: dict, h: jax.Array, kind: Activation, *, out: Out = "whole") -> 
 
 def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
     """Chooses for each token of h [S, D] expert ids int32[S, k] and weights float32[S, k], in float32."""
-    logits = linear(h.astype(jnp.float32), params["router"].astype(jnp.float32))  # [S, X]
+    logits = product_in_float32(h, params["router"])  # [S, X]
     if spec.routing == "topk_softmax":
         best, ids = jax.lax.top_k(logits, spec.top_k)
         return ids, jax.nn.softmax(best, axis=-1)
@@ -71,7 +71,9 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     if spec.shared_width:
         shared = mlp(params["shared"], flat, spec.kind)
         if spec.shared_gate:
-            gate = jax.nn.sigmoid(linear(flat, params["shared_gate"]).astype(jnp.float32))
+            # One column: XLA sums it in one launch, also for a lone row.
+            gate = linear(flat, as_matrix(params["shared_gate"]).values)
+            gate = jax.nn.sigmoid(gate.astype(jnp.float32))
             shared = (shared.astype(jnp.float32) * gate).astype(shared.dtype)
         y = y + shared
     return y.reshape(*h.shape[:-1], -1)

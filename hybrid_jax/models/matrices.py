@@ -24,7 +24,7 @@ def bound(params: Any, weights: Any, backend: Backend) -> Any:
         backend: what multiplies.
     """
     if isinstance(weights, Weight):
-        return Matrix(params, weights.format, backend) if weights.is_matrix else params
+        return Matrix(params, weights.format, backend) if weights.is_multiplied else params
     if isinstance(weights, list):
         pairs = zip(params, weights, strict=True)
         return [bound(part, own, backend) for part, own in pairs]

@@ -40,10 +40,23 @@ def linear_in_parts(
     )
 
 
+def linear_in_float32(x: jax.Array, weight: jax.Array, *, backend: Backend) -> jax.Array:
+    """`linear` in float32. XLA would write all products of a single row to memory before it sums them."""
+    if is_lone(x):
+        return _parts_of_a_row(x, weight, backend).sum(0)
+    return linear(x.astype(jnp.float32), weight.astype(jnp.float32))
+
+
 def _parts_of_a_row(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Array:
     """The product of a single row in float32[S, ..., O] parts."""
     parts = row_product(x.reshape(-1), weight, num_sms=backend.num_sms, implementation="pallas")
     return parts.reshape(-1, *x.shape[:-1], weight.shape[1])
 
 
-PRODUCTS = {"dense": {"whole": linear_on_kernels, "parts": linear_in_parts}}
+PRODUCTS = {
+    "dense": {
+        "whole": linear_on_kernels,
+        "parts": linear_in_parts,
+        "float32": linear_in_float32,
+    }
+}

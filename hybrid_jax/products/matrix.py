@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config.backend import XLA, Backend
 from hybrid_jax.products.operations import OPERATIONS, Operations
+from hybrid_jax.products.xla import linear
 from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
 
 Out = Literal["whole", "parts"]
@@ -100,6 +101,16 @@ def product(
     if made is None:
         return matrix.operations.whole(x, matrix.arrays, bias)
     return made(x, matrix.arrays, bias, backend=matrix.backend)
+
+
+def product_in_float32(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
+    """x [..., I] times a matrix [I, O], in float32 whatever dtype both have: no sum is rounded on the way."""
+    matrix = as_matrix(weight)
+    assert matrix.change is None, "only products have a form for a matrix with a change"
+    made = _own_products(matrix.backend).get(matrix.format, {}).get("float32")
+    if made is None:
+        return linear(x.astype(jnp.float32), matrix.values.astype(jnp.float32))
+    return made(x, matrix.arrays, backend=matrix.backend)
 
 
 def product_transposed(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:

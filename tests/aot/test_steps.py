@@ -12,7 +12,15 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import Attention, EngineConfig, Mamba2, ModelConfig, SpeculationConfig
+from hybrid_jax.config import (
+    Attention,
+    EngineConfig,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    SpeculationConfig,
+    residual_layer,
+)
 from hybrid_jax.engine.programs.loops import GPU_OPTIONS, LOOP_OPTIONS
 from hybrid_jax.geometry import logits_bytes
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
@@ -308,6 +316,20 @@ def test_experts_of_a_decode_step_are_in_its_command_buffer(rows):
     for name in ("expert_up", "expert_down"):
         assert len(compiled.named(name)) == layers, name
     assert len(compiled.named("expert_visits")) == (layers if rows > 1 else 0)
+
+
+def test_of_a_lone_row_no_launch_writes_the_products_of_a_router():
+    """512 experts, each chosen by 2,048 channels: as products in float32 they are 4 MB, more than all else together."""
+    width, experts = 2048, MoE(num_experts=512, top_k=10, width=512, shared_width=512)
+    mixer = Mamba2(num_heads=8, head_dim=64, state_size=128)
+    layer = residual_layer(mixers=(mixer,), mlp=experts)
+    config = ModelConfig(
+        family="granitemoehybrid", width=width, vocab_size=2048, layers=(layer,), max_position=8192
+    )
+    compiled = compiled_step(decode_step, config, rows=1, num_frames=FRAMES)
+    # in_proj and out_proj, the router, up and down of the shared expert, and the head.
+    assert len(compiled.named("row_product")) == 6
+    assert compiled.temp_bytes < 4 * width * experts.num_experts / 16
 
 
 def test_experts_of_a_prefill_step_are_in_its_command_buffer():

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import BACKENDS, Backend, MoE
+from hybrid_jax.config import BACKENDS, PALLAS, Backend, MoE
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.layers.mlp import moe, route
 from hybrid_jax.models.matrices import bound
+from tests.kernels.lowered import kernels_in
 from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
 WIDTH = 10
@@ -33,6 +34,13 @@ def jitted(params: dict, h, valid, spec: MoE, backend: Backend) -> jax.Array:
 
 KERNELS = pytest.mark.parametrize("kernels", ["xla", "pallas"])
 choose = functools.partial(jax.jit, static_argnums=2)(route)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def on_kernels(params: dict, h, spec: MoE) -> tuple[jax.Array, jax.Array]:
+    """`route`, with products as steps of Pallas kernels make them."""
+    weights = kind_of(spec).weights(spec, WIDTH)
+    return route(bound(params, weights, PALLAS), h, spec)
 
 
 def run(params: dict, h, valid, spec: MoE, kernels: str = "xla") -> jax.Array:
@@ -132,6 +140,27 @@ def test_routing_equals_sorted_lists(name):
         want_ids, want_weights = slow_route(params, h[t], spec)
         assert list(np.asarray(ids[t])) == want_ids
         np.testing.assert_allclose(weights[t], want_weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SPECS)
+def test_routing_of_a_lone_row_on_kernels_equals_sorted_lists(name, dtype):
+    spec, params = SPECS[name], make_params(SPECS[name])
+    params["router"] = params["router"].astype(dtype)
+    h = jnp.asarray(draw(40, WIDTH), dtype)
+    for t in range(len(h)):
+        ids, weights = on_kernels(params, h[t : t + 1], spec)
+        assert weights.dtype == jnp.float32
+        want_ids, want_weights = slow_route(params, h[t], spec)
+        assert list(np.asarray(ids[0])) == want_ids
+        np.testing.assert_allclose(weights[0], want_weights, rtol=1e-5)
+
+
+def test_on_a_gpu_the_router_of_a_lone_row_is_a_product_of_its_own():
+    params, h = make_params(GRANITE_MOE), draw(2, WIDTH)
+    routed = functools.partial(on_kernels, spec=GRANITE_MOE)
+    assert kernels_in(routed, params, h[:1]) == ["row_product"]
+    assert kernels_in(routed, params, h) == []
 
 
 @pytest.mark.parametrize("name", ["granite", "nemotron"])

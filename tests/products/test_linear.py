@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_jax.config import PALLAS
 from hybrid_jax.products import kernels
-from hybrid_jax.products.matrix import Matrix, product
+from hybrid_jax.products.matrix import Matrix, product, product_in_float32
 from hybrid_jax.products.parts import num_parts
 from hybrid_jax.products.xla import linear, linear_transposed
 from pallas_kernels.plan import NUM_SMS
@@ -86,6 +86,24 @@ def test_a_backend_gives_parts_where_they_are_asked_for():
     assert parts.shape == (4, 2, 1, 40) and parts.dtype == jnp.float32
     assert whole.shape == (2, 1, 40) and whole.dtype == jnp.bfloat16
     assert product(x, Matrix(weight), out="parts").shape == whole.shape  # XLA has no parts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_in_float32_rounds_no_sum(rows, dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((rows, 1024)), dtype)
+    weight = jnp.asarray(rng.standard_normal((1024, 40)), dtype)
+    want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+    on_xla = jax.jit(product_in_float32)(x, weight)
+    on_kernels = jax.jit(lambda x, w: product_in_float32(x, Matrix(w, backend=PALLAS)))(x, weight)
+    for got in (on_xla, on_kernels):
+        assert got.dtype == jnp.float32 and got.shape == want.shape
+        assert np.abs(np.asarray(got, np.float64) - want).max() < 1e-6 * np.abs(want).max()
+    if rows > 1:
+        np.testing.assert_array_equal(on_kernels, on_xla)
+    else:
+        np.testing.assert_array_equal(on_kernels, linear_in_parts(x, weight).sum(0))
 
 
 def test_a_product_with_bias_stays_whole():
