@@ -184,7 +184,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--only", help="traces, by name, with commas between")
     given = parser.parse_args()
-    report: dict[str, Any] = {"model": MODEL, "requests": given.requests, "lists": {}, "traces": {}}
+    report: dict[str, Any] = header() | {"model": MODEL, "requests": given.requests}
+    report |= {"lists": {}, "traces": {}}
     for name, chosen in LISTS.items():
         with chosen.taken() as shapes:
             report["lists"][name] = {"shapes": shapes.prefill, "programs": len(shapes.prefill)}
@@ -208,7 +209,7 @@ def main() -> None:
     for name, found in report["hit"]["lists"].items():
         print(f"{name:38} {found['shapes']} {found['least']:.3f} to {found['most']:.3f}")
     if given.json is not None:
-        write_json(given.json, header() | report)
+        write_json(given.json, report)
 
 
 if __name__ == "__main__":
