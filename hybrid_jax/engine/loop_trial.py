@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybrid_jax.engine.programs.loops import BEGUN, Loops, first_line
+from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.schedule.plan import DecodeRow
 
 STEPS = 2
@@ -52,7 +54,54 @@ class Outcome:
     left: list[bytes]
 
 
-def try_loop(
+class LoopTrial:
+    """The trial of an engine's loops.
+
+    Args:
+        loops: learns what came of it. store: remembers it, or None. name: of the trial there.
+    """
+
+    def __init__(self, loops: Loops, store: ProgramStore | None, name: str) -> None:
+        self._loops, self.store, self.name = loops, store, name
+
+    def run(
+        self,
+        row: DecodeRow,
+        call: Callable[[DecodeRow, int], jax.Array],
+        read: Callable[[], dict[str, Any]],
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Tries a loop; the arguments are those of `wrong_with_loop`. If it failed, the host starts each step now.
+
+        Raises:
+            LoopFailed: the program could not be compiled, or raised.
+        """
+        # Kept before the trial, so that a process which it ends is not followed by another. One that starts in just
+        # this moment will start each step by the host.
+        self._note(BEGUN)
+        try:
+            wrong = wrong_with_loop(row, call, read, write)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error):  # it says nothing about the loop
+                self._note(None)
+                raise
+            wrong = f"{type(error).__name__}: {first_line(error)}"
+            self._end(wrong)
+            raise LoopFailed(wrong) from error
+        self._end(wrong)
+
+    def _end(self, wrong: str | None) -> None:
+        self._note(PASSED if wrong is None else wrong)
+        self._loops.untried = False
+        if wrong is not None:
+            self._loops.by_the_host(f"failed a trial: {wrong}")
+
+    def _note(self, verdict: str | None) -> None:
+        if self.store is not None:
+            self.store.note(self.name, verdict)
+
+
+def wrong_with_loop(
     row: DecodeRow,
     call: Callable[[DecodeRow, int], jax.Array],
     read: Callable[[], dict[str, Any]],

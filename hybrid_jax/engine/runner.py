@@ -13,12 +13,12 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
-from hybrid_jax.engine.loop_trial import LoopFailed, row_for_trial, try_loop
+from hybrid_jax.engine.loop_trial import LoopTrial, row_for_trial
 from hybrid_jax.engine.programs.compiling import WarmUp
-from hybrid_jax.engine.programs.loops import BEGUN, choose_loops
+from hybrid_jax.engine.programs.loops import choose_loops
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.engine.programs.serving import StepKey
-from hybrid_jax.engine.programs.store import PASSED, ProgramStore
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.readings import results_of
 from hybrid_jax.engine.steps.step import Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.table import kinds_of
@@ -106,8 +106,9 @@ class Runner:
         self.state: State = make_state(self.specs)
         self.adjust: Adjust | None = None  # made for the first request that needs it
         device = device_of(params)
-        self._trial, self._store = f"loop over steps {self.model}", store
-        self.loops = choose_loops(device, store, self._trial)
+        name = f"loop over steps {self.model}"
+        self.loops = choose_loops(device, store, name)
+        self._trial = LoopTrial(self.loops, store, name)
         self.programs = Programs(
             engine,
             self.model,
@@ -205,28 +206,11 @@ class Runner:
                 part = self._some_adjust(), ring_row, held["adjust"]
                 self.adjust = self.programs.get("write_adjust")(*part)
 
-        self._note_trial(BEGUN)
         try:
-            wrong = try_loop(row, call, read, write)
-        except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                self._note_trial(None)  # it says nothing about the loop
-                raise
-            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-            self._end_trial(why)
-            raise LoopFailed(why) from error
-        self._end_trial(wrong)
-
-    def _note_trial(self, verdict: str | None) -> None:
-        if self._store is not None:
-            self._store.note(self._trial, verdict)
-
-    def _end_trial(self, wrong: str | None) -> None:
-        self._note_trial(PASSED if wrong is None else wrong)
-        self.loops.untried = False
-        if wrong is not None:
-            self.loops.by_the_host(f"failed a trial: {wrong}")
-            self.programs.forget_loops()
+            self._trial.run(row, call, read, write)
+        finally:
+            if not self.loops.inside:
+                self.programs.forget_loops()
 
     def missing(self, plan: Plan, *, loads: bool = False) -> list[tuple]:
         """Keys of the programs that a plan, and the steps that follow it for certain, need and that are not compiled.

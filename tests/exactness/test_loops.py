@@ -63,7 +63,7 @@ def wanted(name: str) -> Run:
 def run(name: str, change: Callable[[Engine], None], store: ProgramStore | None = None) -> Run:
     with one_shape(64):
         engine = engine_of(name)
-        engine.runner._store = store
+        engine.runner._trial.store = store
         change(engine)
         try:
             return drive(engine, jobs(engine.config.vocab_size))
@@ -106,7 +106,7 @@ def test_a_trial_leaves_nothing_behind(name, store):
         tried.append(engine.runner)
 
     found = run(name, watch, store)
-    assert tried[0].loops == Loops() and store.verdict(tried[0]._trial) == PASSED
+    assert tried[0].loops == Loops() and store.verdict(tried[0]._trial.name) == PASSED
     assert found.outputs == wanted(name).outputs and found.bits == wanted(name).bits
 
 
@@ -186,7 +186,7 @@ def test_after_a_trial_that_failed_the_host_starts_each_step(
     assert not chosen.inside and not chosen.untried and chosen.why_not.startswith(said)
     assert 1 <= len(calls) <= 4  # the trial's own: no dispatch has run such a program
     assert [record.message.count("the host starts each") for record in caplog.records] == [1]
-    verdict = store.verdict(engine.runner._trial)
+    verdict = store.verdict(engine.runner._trial.name)
     assert verdict and verdict in chosen.why_not
 
 
@@ -197,12 +197,12 @@ def test_too_little_memory_says_nothing_about_the_loop(store, monkeypatch):
     wrong_programs(monkeypatch, mistake)
     with one_shape(64):
         engine = engine_of(NAME)
-        engine.runner._store = store
+        engine.runner._trial.store = store
         untried(engine)
         with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
             drive(engine, jobs(engine.config.vocab_size))
     assert engine.runner.loops == Loops(untried=True)
-    assert store.verdict(engine.runner._trial) is None
+    assert store.verdict(engine.runner._trial.name) is None
     engine.close()
 
 

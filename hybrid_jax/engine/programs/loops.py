@@ -122,5 +122,10 @@ def refused(device: jax.Device) -> str | None:
     try:
         jax.jit(lambda x: x + 1, compiler_options=LOOP_OPTIONS).lower(x).compile()
     except Exception as error:
-        return f"is refused by this jax: {str(error).strip().partition(chr(10))[0][:200]}"
+        return f"is refused by this jax: {first_line(error)}"
     return None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return str(error).strip().partition("\n")[0][:200]
