@@ -54,6 +54,14 @@ def _line(
 
 
 @triton.jit
+def _carry(
+    tokens: tl.tensor, row: tl.tensor, head: tl.tensor, HEADS: tl.constexpr, SEGMENT: tl.constexpr
+):
+    """Number of the carry after a head's first segment; one follows every segment of a row but its last."""
+    return (row * HEADS + head) * (tl.cdiv(tokens, SEGMENT) - 1)
+
+
+@triton.jit
 def _outputs(
     xs: tl.tensor,  # [CHUNK, P]
     Bs: tl.tensor,  # [CHUNK, R]
@@ -117,8 +125,8 @@ def added_kernel(
     decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
     lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
-    added: tl.tensor,  # [B, M, S, P R]
-    totals: tl.tensor,  # [B, M, S]
+    added: tl.tensor,  # [B, M, S - 1, P R]
+    totals: tl.tensor,  # [B, M, S - 1]
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -153,20 +161,20 @@ def added_kernel(
             left = tl.exp2(later + total - tl.load(line + 2 * start + CHUNK + q))
             state = tl.dot(_scaled(xs, left, INTERPRETED), _operand(Bs, INTERPRETED), state)
             later += total
-        unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment
+        carry = _carry(tokens, row, head, HEADS, SEGMENT) + segment
         words = p[:, None] * SIZE + r[None, :]
         held = (p < WIDTH)[:, None] & (r < SIZE)[None, :]
-        tl.store(added + unit.to(tl.int64) * (WIDTH * SIZE) + words, state, mask=held)
-        tl.store(totals + unit, later)
+        tl.store(added + carry.to(tl.int64) * (WIDTH * SIZE) + words, state, mask=held)
+        tl.store(totals + carry, later)
 
 
 @triton.jit
 def starts_kernel(
-    starts: tl.tensor,  # [B, M, S, P R] in: what segments add; out: the states they start from
+    starts: tl.tensor,  # [B, M, S - 1, P R] in: what segments add; out: the states that the next ones start from
     arena: tl.tensor,  # [U, W]
     read: tl.tensor,  # [B, F]
     exists: tl.tensor,  # [B]
-    totals: tl.tensor,  # [B, M, S]
+    totals: tl.tensor,  # [B, M, S - 1]
     lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
     HEADS: tl.constexpr,
@@ -176,26 +184,32 @@ def starts_kernel(
     PER_FRAME: tl.constexpr,
     SEGMENT: tl.constexpr,
     BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """States at the starts of a row's segments, from its first state and what each segment adds, one after another."""
+    """States at the starts of a row's segments but the first, from the row's state and what each segment adds."""
     part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     # Words of a state are independent here, so a state is shared among programs; segments follow one another.
     word = part * BLOCK + tl.arange(0, BLOCK)
+    held = word < WORDS
     frame = tl.load(read + row * FRAMES + tl.load(sizes) + head // PER_FRAME).to(tl.int64)
-    there = (word < WORDS) & (tl.load(exists + row) != 0)
+    there = held & (tl.load(exists + row) != 0)
     state = tl.load(arena + frame * FRAME + head % PER_FRAME * WORDS + word, mask=there, other=0)
     state = state.to(tl.float32, bitcast=True)
-    unit = (row * HEADS + head) * tl.cdiv(tl.load(sizes + 1), SEGMENT)
-    starts += unit.to(tl.int64) * WORDS + word
-    count = tl.maximum(tl.cdiv(tl.load(lengths + row), SEGMENT), 1)  # an empty row keeps its state
-    for segment in range(count):
-        # What the last one adds was never made, and no segment starts from what would follow.
-        more = segment + 1 < count
-        added = tl.load(starts, mask=(word < WORDS) & more, other=0.0)
-        tl.store(starts, state, mask=word < WORDS)
-        total = tl.load(totals + unit + segment, mask=more, other=0.0)
-        state = state * tl.exp2(total) + added
-        starts += WORDS
+    carry = _carry(tl.load(sizes + 1), row, head, HEADS, SEGMENT)
+    starts += carry.to(tl.int64) * WORDS + word
+    totals += carry
+    count = tl.cdiv(tl.load(lengths + row), SEGMENT) - 1
+    for first in range(0, count, AHEAD):
+        # What several segments add is asked for together. A state goes to the place of what it was made of: by then
+        # that has been read, so no store has to wait for a load on its way.
+        added, decays = (), ()
+        for i in tl.static_range(AHEAD):
+            added += (tl.load(starts + i * WORDS, mask=held & (first + i < count), other=0.0),)
+            decays += (tl.load(totals + first + i, mask=first + i < count, other=0.0),)
+        for i in tl.static_range(AHEAD):
+            state = state * tl.exp2(decays[i]) + added[i]
+            tl.store(starts + i * WORDS, state, mask=held & (first + i < count))
+        starts += AHEAD * WORDS
 
 
 @triton.jit
@@ -207,7 +221,7 @@ def scan_kernel(
     xBC: tl.tensor,  # [B, T, E]
     D: tl.tensor,  # [M]
     decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
-    starts: tl.tensor,  # [B, M, S, P R]; not read where rows are not CUT into segments
+    starts: tl.tensor,  # [B, M, S - 1, P R] states at the starts of segments but the first
     lengths: tl.tensor,  # [B]
     state_lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
@@ -220,7 +234,6 @@ def scan_kernel(
     FRAME: tl.constexpr,
     PER_FRAME: tl.constexpr,
     SKIPS: tl.constexpr,
-    CUT: tl.constexpr,
     SEGMENT: tl.constexpr,
     CHUNK: tl.constexpr,
     P: tl.constexpr,
@@ -245,10 +258,10 @@ def scan_kernel(
     # Segments after the row's last token have nothing but padding to write.
     if first <= final:
         tokens = tl.load(sizes + 1)
-        if CUT:
-            unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment
+        if segment > 0:
+            carry = _carry(tokens, row, head, HEADS, SEGMENT) + segment - 1
             start_words = p[:, None] * SIZE + r[None, :]
-            start_words += unit.to(tl.int64) * (WIDTH * SIZE)
+            start_words += carry.to(tl.int64) * (WIDTH * SIZE)
             state = tl.load(starts + start_words, mask=held, other=0.0)
         else:
             place = row * FRAMES + tl.load(sizes) + head // PER_FRAME

@@ -5,7 +5,7 @@ same bits alone and among others. Four launches, and two where no row is longer 
 
 1. `decay_kernel`: sums of the decay exponents in each chunk, once for all that use them.
 2. `added_kernel`: what each segment but the last adds to a state of zeros.
-3. `starts_kernel`: from that the states at the segments' starts.
+3. `starts_kernel`: from that the states at the starts of segments but the first.
 4. `scan_kernel`: every segment from its start, all at the same time.
 """
 
@@ -24,7 +24,9 @@ LONGEST, SHORTEST = 1024, 256  # tokens of a segment
 # Elements of a head's state: with more, 4 warps run out of registers, and 8 share products too small for them.
 MAX_STATE = 64 * 128
 MAX_WORDS = 1 << 31  # offsets within a row are of 32 bits
-TILE, BLOCK = 16, 1024  # heads of a program of `decay_kernel`; words of one of `starts_kernel`
+TILE = 16  # heads of a program of `decay_kernel`
+# Words of a program of `starts_kernel`, 16 bytes a thread; and segments whose words it loads at once.
+BLOCK, AHEAD = 512, 8
 LEAST_SIDE = 16  # of a product on tensor cores
 
 
@@ -98,11 +100,14 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
         TILE=TILE,
         CHUNK=CHUNK,
     )
-    starts = decays
+    starts = decays  # of no use where no row is longer than a segment
     if segments > 1:
         starts, totals = jax_triton.call(
             *(kernels.added_kernel, xBC, decays, lengths, sizes),
-            outputs=[_float32(rows, heads, segments, words), _float32(rows, heads, segments)],
+            outputs=[
+                _float32(rows, heads, segments - 1, words),
+                _float32(rows, heads, segments - 1),
+            ],
             grid=(heads, segments - 1, rows),
             num_warps=4,
             num_stages=2,
@@ -117,6 +122,7 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
             WORDS=words,
             SEGMENT=segment,
             BLOCK=BLOCK,
+            AHEAD=AHEAD,
             **frames,
         )
     arena, y = jax_triton.call(
@@ -128,7 +134,6 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
         num_warps=4,
         num_stages=2,
         SKIPS=D is not None,
-        CUT=segments > 1,
         **shapes,
         **frames,
     )

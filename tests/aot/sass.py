@@ -29,7 +29,8 @@ class Code:
     Attributes:
         registers: of a thread. spilled_bytes: of a thread, stored for want of registers.
         shared_bytes: of a program; 0 for Pallas kernels, whose launch says it (`chip.Launch`).
-        opcodes: how often each stands in the code, whether it runs or not. ptx: what it was assembled from.
+        opcodes: how often each stands in the code, whether it runs or not.
+        ptx: what it was assembled from. text: what came out, in order.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Code:
     shared_bytes: int
     opcodes: Counter
     ptx: str
+    text: str
 
     @property
     def instructions(self) -> int:
@@ -89,7 +91,8 @@ def _assembled(ptx: str, shared_bytes: int = 0, chip: str = H200) -> Code:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         said = _said(tools.ptxas.path, "-v", f"-arch={architecture(chip)}", source, "-o", cubin)
-        opcodes = Counter(OPCODE.findall(_said(tools.nvdisasm.path, "-c", cubin)))
+        text = _said(tools.nvdisasm.path, "-c", cubin)
+    opcodes = Counter(OPCODE.findall(text))
     del opcodes["NOP"]  # padding
     return Code(
         name=re.search(r"entry function '(\w+)'", said)[1],
@@ -98,6 +101,7 @@ def _assembled(ptx: str, shared_bytes: int = 0, chip: str = H200) -> Code:
         shared_bytes=shared_bytes,
         opcodes=opcodes,
         ptx=ptx,
+        text=text,
     )
 
 

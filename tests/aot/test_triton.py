@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -19,7 +20,7 @@ from tests.aot.kernels import (
     arena_of,
     spec,
 )
-from tests.aot.sass import NO_TOOLS, recorded
+from tests.aot.sass import NO_TOOLS, Code, recorded
 
 if NO_TOOLS is not None:
     pytest.skip(NO_TOOLS, allow_module_level=True)
@@ -32,6 +33,18 @@ REGISTERS_OF_TWO = REGISTERS // 2
 THREADS = 128
 TOKENS = 4096
 SMALLER = RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64)
+
+
+def check_moves(starts_kernel: Code) -> None:
+    """Each byte is read once and written once, 16 bytes a thread, and many loads are on their way at once."""
+    moves = re.findall(r"\b(ld|st)\.global\.v4", starts_kernel.ptx)
+    # A row's state, and what several segments add; then the states of those.
+    assert moves == ["ld"] * (1 + triton_scan.AHEAD) + ["st"] * triton_scan.AHEAD
+    assert len(re.findall(r"\bld\.global\.v", starts_kernel.ptx)) == moves.count("ld")
+    assert starts_kernel.registers <= REGISTERS // (16 * THREADS)  # 16 programs a multiprocessor
+    # The assembler moves loads down to save registers, past stores to other places, but not one behind the other.
+    order = re.findall(r"\b(LDG|STG)\.E\.128", starts_kernel.text)
+    assert order.index("STG") >= 1 + 3 and "".join(order).count("LDGLDGLDG") >= 2
 
 
 @pytest.mark.parametrize(
@@ -77,9 +90,12 @@ def test_scan_in_place(records, rows, tokens, skips):
     assert found["scan_kernel"].products == {"m64n64k16", size}
     assert not cut or found["added_kernel"].products == {size}
 
+    if cut:
+        check_moves(found["starts_kernel"])
+
     # Nothing but the kernels: no copy of the arena, none of the small arguments.
     assert program.kinds == Counter(kCustomCall=len(found))
     assert program.alias_bytes >= 4 * arena.size
     decays = 2 * 4 * rows * tokens * records.num_heads
-    starts = 4 * rows * segments * records.num_heads * (records.head_words + 1) if cut else 0
+    starts = 4 * rows * (segments - 1) * records.num_heads * (records.head_words + 1)
     assert program.temp_bytes <= decays + starts + 4096

@@ -10,14 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import jax_triton
 from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import triton_scan
+from pallas_kernels.ssd_scan.triton_scan import SHORTEST
 from tests.kernels.by_name import ssd_scan_frames
 from tests.kernels.cases.ssd_scan import CASES, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
 from tests.kernels.framed import framed
 from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, assert_close, scan
 from tests.kernels.ssd_scans_in_frames import ODD, arguments, expected, records_of
+
+try:
+    from pallas_kernels.ssd_scan import triton_kernel as kernels
+except ModuleNotFoundError:
+    pytest.skip("needs triton", allow_module_level=True)
 
 CUT = Case(
     name="cut_into_segments",
@@ -155,6 +162,44 @@ def test_another_rows_frames_and_swapped_projections_exceed_the_tolerance():
     swapped = in_triton(**inputs | {"B": inputs["C"], "C": inputs["B"]})
     for got, want in zip(swapped, scan(**inputs, implementation="reference"), strict=True):
         assert relative_error(got, want) > 10 * ROUNDED
+
+
+@pytest.mark.parametrize("ahead", [1, triton_scan.AHEAD])
+def test_states_at_the_starts_of_segments_are_those_of_the_recurrence(ahead):
+    """Of more segments than are loaded at once, words that fill no block, rows that end anywhere, and an empty one."""
+    rows, heads, words, segments, per_frame = 4, 3, 700, 11, 2
+    rng = np.random.default_rng(0)
+    arena = rng.standard_normal((2 * rows + 1, per_frame * words)).astype(np.float32)
+    read = 1 + rng.permutation(2 * rows).reshape(rows, 2).astype(np.int32)
+    exists = np.array([1, 0, 1, 1], np.int32)
+    lengths = np.array([segments * SHORTEST, 5 * SHORTEST, 5 * SHORTEST + 1, 0], np.int32)
+    added = rng.standard_normal((rows, heads, segments - 1, words)).astype(np.float32)
+    totals = -rng.uniform(0, 3, (rows, heads, segments - 1)).astype(np.float32)
+    want = added.copy()
+    for row, head in np.ndindex(rows, heads):
+        part = arena[read[row, head // per_frame]].reshape(per_frame, words)
+        state = np.float32(exists[row]) * part[head % per_frame]
+        for i in range(-(-lengths[row] // SHORTEST) - 1):
+            state = state * np.exp2(totals[row, head, i]) + added[row, head, i]
+            want[row, head, i] = state
+    (got,) = jax_triton.call(
+        *(kernels.starts_kernel, added, arena.view(np.uint32), read, exists, totals, lengths),
+        np.array([0, segments * SHORTEST, 0], np.int32),
+        in_place=[0],
+        grid=(-(-words // triton_scan.BLOCK), heads, rows),
+        num_warps=4,
+        HEADS=heads,
+        WORDS=words,
+        FRAMES=read.shape[1],
+        FRAME=arena.shape[1],
+        PER_FRAME=per_frame,
+        SEGMENT=SHORTEST,
+        BLOCK=triton_scan.BLOCK,
+        AHEAD=ahead,
+    )
+    # The interpreter computes as numpy does; a GPU rounds a product and its sum at once.
+    bound = 0 if jax_triton.interpreted() else 1e-6
+    np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
 
 
 def test_what_cannot_be_taken_is_refused_with_the_reason():
