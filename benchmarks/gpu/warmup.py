@@ -31,7 +31,7 @@ from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.state import Model
 from pallas_kernels.triton import for_cuda
-from tests.aot.h200 import on_chip, sharding
+from tests.aot.chip import on_chip, sharding
 from tests.aot.models import decode_step, hybrid_7b, prefill_step
 from tests.kernels.lowered import HOPPER
 
