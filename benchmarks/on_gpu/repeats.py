@@ -3,15 +3,15 @@
     python -m benchmarks.on_gpu.repeats --out FILE [--repeats 100] [--smoke]
 
 One period of layers, rows that fold among them, 64 rows and 1, bfloat16 before float32. For each dtype one process runs
-with XLA's command buffers and another without; the file is written after each. What each repeat leaves is hashed on the
-device: tokens, arena and rings.
+as an engine chooses, with the loop over steps in XLA's command buffers if it can be there. Another has no command
+buffers, and the host starts each step. The file is written after each. What each repeat leaves is hashed on the device:
+tokens, arena and rings.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -20,37 +20,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT, header, write_json
 from benchmarks.gpu.model import make_weights
+from benchmarks.on_gpu.steps import Steps, decode_row
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.plan import DecodeRow
-from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.sequence import Sequence
 from tests.aot.models import hybrid_7b
 from tests.tiny_models import tiny_model
 
+NUM_STEPS = 4
 RUNS = {"command buffers": "", "none": "--xla_gpu_enable_command_buffer="}  # flags of XLA
 ANSWER = "repeats: "  # what a process prints in front of a case's digests
-
-
-def checksum(array, skip: int = 0):
-    """uint32[2] of an array's bits and where they are, those of the first `skip` rows left out."""
-    kind = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
-    words = jax.lax.bitcast_convert_type(array, kind).astype(jnp.uint32)
-    words = jnp.where(jax.lax.broadcasted_iota(jnp.int32, words.shape, 0) < skip, 0, words)
-    place = jnp.zeros(words.shape, jnp.uint32)
-    for axis, size in enumerate(words.shape):
-        place = place * size + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    mixed = (words ^ (words >> 15)) * jnp.uint32(0x2C1B3C6D)
-    sums = [jnp.sum(x * (2 * place + 1), dtype=jnp.uint32) for x in (words, mixed ^ (mixed >> 12))]
-    return jnp.stack(sums)
 
 
 @functools.cache
@@ -69,78 +51,18 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
     else:
         config = hybrid_7b(1)
         params = weights(dtype)
-    engine = Engine(config, params, EngineConfig(dtype=dtype, kernels="pallas", **settings))
-    runner = engine.runner
-    lines = rows_of(engine, rows)
-    runner._write_slots(engine.scheduler.memory.slots.take_new())
-    first = runner.state
-    slots, tokens = np.asarray(first.slots), np.arange(1, rows + 2, dtype=np.int32)
-    lengths = np.array([line.position for line in lines] + [0], np.int32)
-
-    def ring(key, like):
-        if like.dtype == jnp.float32:
-            return jnp.abs(jax.random.normal(key, like.shape)) * 0.1
-        kind = {2: jnp.bfloat16, 4: jnp.float32}[like.dtype.itemsize]
-        return jax.lax.bitcast_convert_type(jax.random.normal(key, like.shape, kind), like.dtype)
-
-    @jax.jit
-    def begin():
-        arrays, form = jax.tree.flatten(first.rings)
-        keys = jax.random.split(jax.random.key(0), len(arrays))
-        rings = jax.tree.unflatten(form, map(ring, keys, arrays))
-        return {"rings": rings, "arena": jnp.zeros(first.arena.shape, first.arena.dtype)}
-
-    @jax.jit
-    def sums(state):
-        # Frame 0 takes what padding writes, in any order.
-        return [checksum(state.arena, 1), *map(checksum, jax.tree.leaves(state.rings))]
-
-    decode = next(kind for kind in runner.kinds if kind.name == "decode")
-    shape = decode.bucket(lines, None)
-    found = []
-    for _ in range(repeats):
-        runner.state = first.replace(
-            **begin(),
-            slots=jnp.asarray(slots),
-            tokens=jnp.asarray(tokens),
-            lengths=jnp.asarray(lengths),
-        )
-        sampled = runner._run(decode, shape, decode.variant(lines), lines, np.int32(4)).sampled
-        digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)
-        for part in sums(runner.state):
-            digest.update(np.asarray(part).tobytes())
-        found.append(digest.hexdigest())
-    engine.close()
+    settings = EngineConfig(dtype=dtype, kernels="pallas", **settings)
+    steps = Steps(config, params, settings, folding_row)
+    found = [steps.bits(NUM_STEPS) for _ in range(repeats)]
+    steps.close()
     return found
 
 
-def rows_of(engine, rows: int) -> list:
-    """Rows of a decode step, every third of which folds."""
-    geometry, memory = engine.geometry, engine.scheduler.memory
-    lines = []
-    for row in range(rows):
-        request = Request(
-            request_id=str(row),
-            prompt=[1] * 8,
-            params=SamplingParams(temperature=1.0, top_p=0.9),
-            seed=row,
-            max_tokens=16,
-        )
-        slot = memory.slots.resolve(memory.holds.allocate_slot())
-        lines.append(
-            DecodeRow(
-                sequence=Sequence(request=request, arrival=row, limit=24),
-                row=row,
-                position=geometry.grain if row % 3 == 0 else 5 + row % 9,
-                checkpoint=0,
-                read_slot=0,
-                fold_slot=slot,
-                num_tokens=4,
-                num_steps=4,
-                pages=memory._take(geometry.num_pages(48))[0],
-            )
-        )
-    return lines
+def folding_row(engine: Engine, row: int) -> DecodeRow:
+    """Every third row folds."""
+    position = engine.geometry.grain if row % 3 == 0 else 5 + row % 9
+    sampling = {"temperature": 1.0, "top_p": 0.9}
+    return decode_row(engine, row, position=position, checkpoint=0, room=48, **sampling)
 
 
 def run_all(cases: list, repeats: int, smoke: bool, flags: str) -> dict[tuple, dict]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.on_gpu import checks, repeats, report
+from benchmarks.on_gpu import checks, repeats, report, steps
 from tests.drawing import left_to_all
 
 
@@ -165,7 +165,7 @@ def test_a_process_that_lost_its_device_starts_again_behind_the_test_that_did_it
 
 def test_a_checksum_sees_a_bit_and_where_it_is():
     drawn = np.random.default_rng(0).integers(0, 2**32, (40, 3, 7), np.uint32)
-    sums = {tuple(map(int, repeats.checksum(jnp.asarray(drawn))))}
+    sums = {tuple(map(int, steps.checksum(jnp.asarray(drawn))))}
     for change in range(3):
         other = drawn.copy()
         if change == 0:
@@ -174,12 +174,12 @@ def test_a_checksum_sees_a_bit_and_where_it_is():
             other[[4, 5]] = other[[5, 4]]
         else:
             other[0, 0, [1, 2]] = other[0, 0, [2, 1]]
-        sums.add(tuple(map(int, repeats.checksum(jnp.asarray(other)))))
+        sums.add(tuple(map(int, steps.checksum(jnp.asarray(other)))))
     assert len(sums) == 4
     other = drawn.copy()
     other[0] = 0
-    assert (repeats.checksum(other, 1) == repeats.checksum(drawn, 1)).all()
-    assert (repeats.checksum(other, 0) != repeats.checksum(drawn, 0)).all()
+    assert (steps.checksum(other, 1) == repeats.checksum(drawn, 1)).all()
+    assert (steps.checksum(other, 0) != repeats.checksum(drawn, 0)).all()
 
 
 class Item:
