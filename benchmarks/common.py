@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import shutil
@@ -22,6 +23,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
+READ_LINE = 4096  # words
 
 
 def request(name: str, prompt: list[int], max_tokens: int, **sampling) -> Request:
@@ -110,26 +112,38 @@ class Ceilings:
 
 
 def measure_ceilings(*, words: int, size: int, rounds: int) -> Ceilings:
-    """The better of a device copy of `words` and a kernel that reads and writes as much; a square product of random
-    bfloat16. The best of `rounds`, of which the first is left out."""
+    """What a copy of `words` and a square product of random bfloat16 reach."""
+    copy = copy_rate(words=words, rounds=rounds)
+    a, b = (
+        jax.random.normal(key, (size, size), jnp.bfloat16)
+        for key in jax.random.split(jax.random.key(0), 2)
+    )
+    return Ceilings(copy=copy, matmul=2.0 * size**3 / least_seconds(rounds, jnp.dot, a, b))
 
-    def best(call, *arrays) -> float:
-        """Seconds of a call."""
-        run, seconds = jax.jit(call), []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            for _ in range(8):
-                out = run(*arrays)
-            out.block_until_ready()
-            seconds.append((time.perf_counter() - start) / 8)
-        return min(seconds[1:])
 
-    keys = jax.random.split(jax.random.key(0), 2)
-    x = jax.random.bits(keys[0], (words,))
-    copied = min(best(jnp.copy, x), best(jnp.invert, x))
-    del x
-    a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
-    return Ceilings(copy=8.0 * words / copied, matmul=2.0 * size**3 / best(jnp.dot, a, b))
+def copy_rate(*, words: int, rounds: int) -> float:
+    """Bytes a second, read plus written: the better of a device copy and a kernel that reads and writes as much."""
+    x = jax.random.bits(jax.random.key(0), (words,))
+    return 8.0 * words / min(least_seconds(rounds, call, x) for call in (jnp.copy, jnp.invert))
+
+
+def read_rate(*, words: int, rounds: int) -> float:
+    """Bytes a second, read alone: the better of a sum and of the sums of lines."""
+    x = jax.random.bits(jax.random.key(0), (words // READ_LINE, READ_LINE))
+    sums = (functools.partial(jnp.sum, axis=axis, dtype=x.dtype) for axis in (None, 1))
+    return 4.0 * x.size / min(least_seconds(rounds, call, x) for call in sums)
+
+
+def least_seconds(rounds: int, call: Callable, *arrays: jax.Array) -> float:
+    """Seconds of a call, jitted. The best of `rounds`, of which the first is left out."""
+    run, seconds = jax.jit(call), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(8):
+            out = run(*arrays)
+        out.block_until_ready()
+        seconds.append((time.perf_counter() - start) / 8)
+    return min(seconds[1:])
 
 
 def device_answers() -> bool:

@@ -22,7 +22,6 @@ import functools
 import gc
 import json
 import math
-import os
 import sys
 import time
 import traceback
@@ -34,7 +33,7 @@ import jax
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT, device_answers, header, measure_ceilings, turns, write_json
 from benchmarks.gpu.compiling import compile_times
-from benchmarks.gpu.model import free_bytes, hybrid, make_weights
+from benchmarks.gpu.model import free_bytes, hybrid, make_weights, take_most_memory
 from benchmarks.gpu.sections import (
     SMOKE,
     Bench,
@@ -55,7 +54,6 @@ from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.files import known_names
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
-MEMORY_SHARE = "0.92"  # of the device, for JAX; the rest is the driver's and the libraries'
 DTYPE = "bfloat16"
 
 
@@ -306,8 +304,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     start = time.perf_counter()
     asked = arguments(argv)
-    if "XLA_CLIENT_MEM_FRACTION" not in os.environ:  # the new name of the same; both are an error
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_SHARE)
+    take_most_memory()
     if jax.default_backend() != "gpu" and not asked.smoke:
         print(
             f"hybrid_7b: needs a GPU, this is {jax.default_backend()}; run on one, or give --smoke",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ TINY = {  # two layers with each mixer, for the smoke run
     "max_position_embeddings": 1024,
 }
 TO_RESIDUAL = ("out", "out_proj", "down")  # matrices whose products are added to the residual
+MEMORY_SHARE = "0.92"  # of the device, for JAX; the rest is the driver's and the libraries'
 WORKSPACE = 4 << 30  # device memory left to activations and the compiler's own
 
 
@@ -102,6 +104,12 @@ def with_memory(
     line = 4 * max(geometry.state_frames, 1)  # two lines of the slot table are there in any case
     fixed = split_memory(config, engine, geometry).row_bytes + 2 * line
     return dataclasses.replace(engine, memory=fixed + frames * (geometry.frame_bytes + 4))
+
+
+def take_most_memory() -> None:
+    """Gives most of the device's memory to jax, which must not have begun to use it."""
+    if "XLA_CLIENT_MEM_FRACTION" not in os.environ:  # the new name of the same; both are an error
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_SHARE)
 
 
 def free_bytes() -> int | None:

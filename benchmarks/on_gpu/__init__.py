@@ -1,1 +1,1 @@
-"""The first hour on a GPU: two scripts, first.sh and second.sh, and what they call."""
+"""The first hour on a GPU: three scripts, first.sh, second.sh and call_1.sh, and what they call."""

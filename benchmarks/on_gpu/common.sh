@@ -1,4 +1,4 @@
-# What first.sh and second.sh share: the command line, and parts that end in time.
+# What first.sh, second.sh and call_1.sh share: the command line, and parts that end in time.
 LIMIT=570 # seconds in all
 BEGIN=$SECONDS
 OUT= PEERS= SMOKE= FAILED=0

@@ -1,4 +1,4 @@
-"""What first.sh and second.sh found, as markdown: the tables of docs/explain/kernels.md.
+"""What first.sh, second.sh and call_1.sh found, as markdown: the tables of docs/explain/kernels.md.
 
 python -m benchmarks.on_gpu.report FOLDER [FOLDER ...]
 """
@@ -13,10 +13,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.gpu.tables import tables
 from benchmarks.kernels.report import roofline
+from benchmarks.on_gpu.anatomy_tables import anatomy
 
 FILES = (
     *("checks.json", "engines.json", "answers.json", "repeats.json", "kernels.json"),
-    "engine.json",
+    *("engine.json", "anatomy.json"),
 )
 
 
@@ -38,7 +39,7 @@ def read(folders: list[Path]) -> dict[str, dict]:
     if not found:
         where = ", ".join(map(str, folders))
         raise SystemExit(
-            f"report: none of {', '.join(FILES)} is in {where}; run first.sh or second.sh"
+            f"report: none of {', '.join(FILES)} is in {where}; run first.sh, second.sh or call_1.sh"
         )
     return found
 
@@ -81,6 +82,8 @@ def markdown(found: dict[str, dict]) -> str:
         parts.append(roofline(kernels["rows"]))
     if engine := found.get("engine.json"):
         parts.append(f"```\n{tables(engine)}\n```")
+    if steps := found.get("anatomy.json"):
+        parts.append(anatomy(steps))
     return "\n\n".join(parts)
 
 

@@ -1,5 +1,5 @@
-"""The scripts for the first hour on a GPU: they run whole on a CPU, name what is wrong with a command line, and fail
-where a check does."""
+"""The scripts for a GPU: they run whole on a CPU, name what is wrong with a command line, and fail where a check
+does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.on_gpu import checks, repeats, report, steps
+from benchmarks.on_gpu import anatomy, checks, repeats, report, steps
 from tests.drawing import left_to_all
+
+SCRIPTS = ("first.sh", "second.sh", "call_1.sh")
 
 
 def run(root, script: str, *arguments) -> subprocess.CompletedProcess:
@@ -26,9 +28,9 @@ def run(root, script: str, *arguments) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def smoke(root, tmp_path_factory):
-    """A folder with the results of both scripts' smoke runs."""
+    """A folder with the results of all scripts' smoke runs."""
     folder = tmp_path_factory.mktemp("on_gpu")
-    for script in ("first.sh", "second.sh"):
+    for script in SCRIPTS:
         done = run(root, script, folder, "--smoke")
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
@@ -36,7 +38,7 @@ def smoke(root, tmp_path_factory):
 
 @pytest.mark.slow
 @left_to_all
-def test_both_scripts_leave_their_few_files(smoke):
+def test_all_scripts_leave_their_few_files(smoke):
     names = {path.name for path in smoke.iterdir()}
     first = {
         "checks.json",
@@ -47,7 +49,8 @@ def test_both_scripts_leave_their_few_files(smoke):
         "first.log",
     }
     second = {"engine.json", "trace.tar.gz", "second.log"}
-    assert first | second <= names and len(names - first) <= 8
+    third = {"anatomy.json", "profiles.tar.gz", "call_1.log"}
+    assert first | second | third <= names and len(names - first - third) <= 8
     found = json.loads((smoke / "checks.json").read_text())
     assert len(found["passed"]) >= 12 and not found["failed"]
     found = json.loads((smoke / "engines.json").read_text())
@@ -57,6 +60,9 @@ def test_both_scripts_leave_their_few_files(smoke):
     (case,) = json.loads((smoke / "repeats.json").read_text())["cases"]
     assert case["fine"] and {run["different"] for run in case["runs"].values()} == {1}
     assert "first_s" in json.dumps(json.loads((smoke / "engine.json").read_text())["decode"])
+    found = json.loads((smoke / "anatomy.json").read_text())
+    assert list(found["forms"].keys()) == list(anatomy.FORMS) and anatomy.same_bits(found["forms"])
+    assert not any("running" in form for form in found["forms"].values())
 
 
 @pytest.mark.slow
@@ -68,14 +74,18 @@ def test_the_report_holds_every_table(smoke, capsys):
     assert "tiny_gated_delta, float32: answers that differ: [0, 0, 0] of 8" in page
     assert "kernel tests passed, 0 failed" in page and "| 2 | bfloat16 | 2 | yes |" in page
     assert "| row_product | smoke_300x70 |" in page and "decode 2 rows" in page
+    for form in anatomy.FORMS.values():
+        assert page.count(f"| {form.name} | ") == 2
 
 
 def test_a_report_of_nothing_says_what_to_run(tmp_path):
-    with pytest.raises(SystemExit, match="none of checks.json, .* run first.sh or second.sh"):
+    with pytest.raises(
+        SystemExit, match="none of checks.json, .* run first.sh, second.sh or call_1.sh"
+    ):
         report.main([str(tmp_path)])
 
 
-@pytest.mark.parametrize("script", ["first.sh", "second.sh"])
+@pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -94,7 +104,7 @@ def test_a_wrong_command_line_is_one_line(root, tmp_path, script, arguments, mes
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(f"; {message}")
 
 
-@pytest.mark.parametrize("script", ["first.sh", "second.sh"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_without_a_gpu_nothing_is_begun(root, tmp_path, script):
     done = run(root, script, tmp_path / "a folder")
     assert done.returncode == 2 and done.stdout == ""
@@ -178,8 +188,8 @@ def test_a_checksum_sees_a_bit_and_where_it_is():
     assert len(sums) == 4
     other = drawn.copy()
     other[0] = 0
-    assert (steps.checksum(other, 1) == repeats.checksum(drawn, 1)).all()
-    assert (steps.checksum(other, 0) != repeats.checksum(drawn, 0)).all()
+    assert (steps.checksum(other, 1) == steps.checksum(drawn, 1)).all()
+    assert (steps.checksum(other, 0) != steps.checksum(drawn, 0)).all()
 
 
 class Item:
