@@ -54,14 +54,6 @@ def _line(
 
 
 @triton.jit
-def _carry(
-    tokens: tl.tensor, row: tl.tensor, head: tl.tensor, HEADS: tl.constexpr, SEGMENT: tl.constexpr
-):
-    """Number of the carry after a head's first segment; one follows every segment of a row but its last."""
-    return (row * HEADS + head) * (tl.cdiv(tokens, SEGMENT) - 1)
-
-
-@triton.jit
 def _outputs(
     xs: tl.tensor,  # [CHUNK, P]
     Bs: tl.tensor,  # [CHUNK, R]
@@ -125,8 +117,8 @@ def added_kernel(
     decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
     lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
-    added: tl.tensor,  # [B, M, S - 1, P R]
-    totals: tl.tensor,  # [B, M, S - 1]
+    added: tl.tensor,  # [B, M, S, P R] at the place of the segment that follows; the first one's stays free
+    totals: tl.tensor,  # [B, M, S] in the same way
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -161,20 +153,20 @@ def added_kernel(
             left = tl.exp2(later + total - tl.load(line + 2 * start + CHUNK + q))
             state = tl.dot(_scaled(xs, left, INTERPRETED), _operand(Bs, INTERPRETED), state)
             later += total
-        carry = _carry(tokens, row, head, HEADS, SEGMENT) + segment
+        unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment + 1
         words = p[:, None] * SIZE + r[None, :]
         held = (p < WIDTH)[:, None] & (r < SIZE)[None, :]
-        tl.store(added + carry.to(tl.int64) * (WIDTH * SIZE) + words, state, mask=held)
-        tl.store(totals + carry, later)
+        tl.store(added + unit.to(tl.int64) * (WIDTH * SIZE) + words, state, mask=held)
+        tl.store(totals + unit, later)
 
 
 @triton.jit
 def starts_kernel(
-    starts: tl.tensor,  # [B, M, S - 1, P R] in: what segments add; out: the states that the next ones start from
+    starts: tl.tensor,  # [B, M, S, P R] in: what the segment before each adds; out: the states they start from
     arena: tl.tensor,  # [U, W]
     read: tl.tensor,  # [B, F]
     exists: tl.tensor,  # [B]
-    totals: tl.tensor,  # [B, M, S - 1]
+    totals: tl.tensor,  # [B, M, S]
     lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
     HEADS: tl.constexpr,
@@ -186,7 +178,7 @@ def starts_kernel(
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """States at the starts of a row's segments but the first, from the row's state and what each segment adds."""
+    """States at the starts of a row's segments, from its first state and what each segment adds, one after another."""
     part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     # Words of a state are independent here, so a state is shared among programs; segments follow one another.
     word = part * BLOCK + tl.arange(0, BLOCK)
@@ -195,21 +187,26 @@ def starts_kernel(
     there = held & (tl.load(exists + row) != 0)
     state = tl.load(arena + frame * FRAME + head % PER_FRAME * WORDS + word, mask=there, other=0)
     state = state.to(tl.float32, bitcast=True)
-    carry = _carry(tl.load(sizes + 1), row, head, HEADS, SEGMENT)
-    starts += carry.to(tl.int64) * WORDS + word
-    totals += carry
-    count = tl.cdiv(tl.load(lengths + row), SEGMENT) - 1
-    for first in range(0, count, AHEAD):
-        # What several segments add is asked for together. A state goes to the place of what it was made of: by then
-        # that has been read, so no store has to wait for a load on its way.
+    begin = state
+    unit = (row * HEADS + head) * tl.cdiv(tl.load(sizes + 1), SEGMENT)
+    starts += unit.to(tl.int64) * WORDS + word
+    totals += unit
+    count = tl.cdiv(tl.load(lengths + row), SEGMENT)
+    for first in range(1, count, AHEAD):
+        # What is added to several segments is asked for together. A state goes to the place of what it was made of: by
+        # then that has been read, so no store has to wait for a load on its way.
+        places = starts + first * WORDS
         added, decays = (), ()
         for i in tl.static_range(AHEAD):
-            added += (tl.load(starts + i * WORDS, mask=held & (first + i < count), other=0.0),)
-            decays += (tl.load(totals + first + i, mask=first + i < count, other=0.0),)
+            more = first + i < count
+            added += (tl.load(places + i * WORDS, mask=held & more, other=0.0),)
+            decays += (tl.load(totals + first + i, mask=more, other=0.0),)
         for i in tl.static_range(AHEAD):
             state = state * tl.exp2(decays[i]) + added[i]
-            tl.store(starts + i * WORDS, state, mask=held & (first + i < count))
-        starts += AHEAD * WORDS
+            tl.store(places + i * WORDS, state, mask=held & (first + i < count))
+    # The scan does not read the arena: its programs run in any order, and a row's last one may write a checkpoint over
+    # the one that was read. This store is the last one, since no load moves past it.
+    tl.store(starts, begin, mask=held)
 
 
 @triton.jit
@@ -221,7 +218,7 @@ def scan_kernel(
     xBC: tl.tensor,  # [B, T, E]
     D: tl.tensor,  # [M]
     decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
-    starts: tl.tensor,  # [B, M, S - 1, P R] states at the starts of segments but the first
+    starts: tl.tensor,  # [B, M, S, P R]; not read where rows are not CUT into segments
     lengths: tl.tensor,  # [B]
     state_lengths: tl.tensor,  # [B]
     sizes: tl.tensor,  # first_frame, T, 0
@@ -234,6 +231,7 @@ def scan_kernel(
     FRAME: tl.constexpr,
     PER_FRAME: tl.constexpr,
     SKIPS: tl.constexpr,
+    CUT: tl.constexpr,
     SEGMENT: tl.constexpr,
     CHUNK: tl.constexpr,
     P: tl.constexpr,
@@ -258,10 +256,10 @@ def scan_kernel(
     # Segments after the row's last token have nothing but padding to write.
     if first <= final:
         tokens = tl.load(sizes + 1)
-        if segment > 0:
-            carry = _carry(tokens, row, head, HEADS, SEGMENT) + segment - 1
+        if CUT:
+            unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment
             start_words = p[:, None] * SIZE + r[None, :]
-            start_words += carry.to(tl.int64) * (WIDTH * SIZE)
+            start_words += unit.to(tl.int64) * (WIDTH * SIZE)
             state = tl.load(starts + start_words, mask=held, other=0.0)
         else:
             place = row * FRAMES + tl.load(sizes) + head // PER_FRAME

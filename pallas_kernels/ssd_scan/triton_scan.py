@@ -5,7 +5,7 @@ same bits alone and among others. Four launches, and two where no row is longer 
 
 1. `decay_kernel`: sums of the decay exponents in each chunk, once for all that use them.
 2. `added_kernel`: what each segment but the last adds to a state of zeros.
-3. `starts_kernel`: from that the states at the starts of segments but the first.
+3. `starts_kernel`: from that the states at the segments' starts.
 4. `scan_kernel`: every segment from its start, all at the same time.
 """
 
@@ -104,10 +104,7 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
     if segments > 1:
         starts, totals = jax_triton.call(
             *(kernels.added_kernel, xBC, decays, lengths, sizes),
-            outputs=[
-                _float32(rows, heads, segments - 1, words),
-                _float32(rows, heads, segments - 1),
-            ],
+            outputs=[_float32(rows, heads, segments, words), _float32(rows, heads, segments)],
             grid=(heads, segments - 1, rows),
             num_warps=4,
             num_stages=2,
@@ -134,6 +131,7 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
         num_warps=4,
         num_stages=2,
         SKIPS=D is not None,
+        CUT=segments > 1,
         **shapes,
         **frames,
     )

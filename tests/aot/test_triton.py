@@ -38,13 +38,13 @@ SMALLER = RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64)
 def check_moves(starts_kernel: Code) -> None:
     """Each byte is read once and written once, 16 bytes a thread, and many loads are on their way at once."""
     moves = re.findall(r"\b(ld|st)\.global\.v4", starts_kernel.ptx)
-    # A row's state, and what several segments add; then the states of those.
-    assert moves == ["ld"] * (1 + triton_scan.AHEAD) + ["st"] * triton_scan.AHEAD
+    # A row's state, and what is added to several segments; then their states, and that of the first segment.
+    assert moves == ["ld"] * (1 + triton_scan.AHEAD) + ["st"] * (triton_scan.AHEAD + 1)
     assert len(re.findall(r"\bld\.global\.v", starts_kernel.ptx)) == moves.count("ld")
-    assert starts_kernel.registers <= REGISTERS // (16 * THREADS)  # 16 programs a multiprocessor
-    # The assembler moves loads down to save registers, past stores to other places, but not one behind the other.
-    order = re.findall(r"\b(LDG|STG)\.E\.128", starts_kernel.text)
-    assert order.index("STG") >= 1 + 3 and "".join(order).count("LDGLDGLDG") >= 2
+    assert starts_kernel.registers <= REGISTERS // (10 * THREADS)  # 10 programs a multiprocessor
+    # To save registers, the assembler moves some of the loads down behind the first stores.
+    order = "".join(re.findall(r"\b([LS])[DT]G\.E\.128", starts_kernel.text))
+    assert order.startswith("L" * 4) and order.count("L") == moves.count("ld")
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_scan_in_place(records, rows, tokens, skips):
     assert program.kinds == Counter(kCustomCall=len(found))
     assert program.alias_bytes >= 4 * arena.size
     decays = 2 * 4 * rows * tokens * records.num_heads
-    starts = 4 * rows * (segments - 1) * records.num_heads * (records.head_words + 1)
+    starts = 4 * rows * segments * records.num_heads * (records.head_words + 1) if cut else 0
     assert program.temp_bytes <= decays + starts + 4096
