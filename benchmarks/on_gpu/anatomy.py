@@ -6,8 +6,8 @@ The 7B hybrid with random bfloat16 weights, 64 rows and 1. No prompt is read: me
 process measures one of `FORMS`, so that a crash costs no other, and adds it to the file. The file is written after each
 result:
 
-- seconds of a call of 1, 4 and 31 steps, from idle: until it returns, and until the device is done. Steps alone make
-  the difference between 1 and 31; what is left of the first is the dispatch.
+- seconds of a call of 1, 4 and 31 steps, from idle: until it returns, and until the device is done. 30 steps make the
+  difference between 1 and 31; what one step leaves of the first is the dispatch.
 - seconds of a call when the host makes one after another and never waits;
 - whether repeats leave the same bits;
 - launches and microseconds of each kernel, from a profile;
