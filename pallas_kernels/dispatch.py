@@ -68,18 +68,6 @@ def run(
     return _differentiated_as(named, underived)(arrays)
 
 
-def over_limit(*limits: tuple[str, int, int]) -> str | None:
-    """Why "pallas" cannot take arguments of these sizes, or None.
-
-    Args:
-        limits: a rule such as "a state must have at most {} columns", the limit, and the size found.
-    """
-    for rule, most, found in limits:
-        if found > most:
-            return f"{rule.format(most)} for 'pallas', got {found}; use 'xla'"
-    return None
-
-
 def _differentiated_as(function: Callable, other: Callable) -> Callable:
     """The function of one argument, with the derivatives of another one that computes the same.
 

@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-NUM_SMS = 132  # multiprocessors of an H100 or H200, where no device is known
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """What a GPU has for the programs of a kernel: launches are cut up and tiles are chosen by it. Static under jit.
+
+    Attributes:
+        num_sms: multiprocessors that a launch should fill.
+        shared_bytes: shared memory that one program may have.
+        capability: NVIDIA's compute capability.
+    """
+
+    num_sms: int
+    shared_bytes: int
+    capability: tuple[int, int]
+
+    @property
+    def reads_shared(self) -> bool:
+        """Whether tensor cores read their operands from shared memory, as those of Hopper and of data center cards of
+        Blackwell do. Others get them through registers, so a tile must be smaller or it spills."""
+        return self.capability[0] in (9, 10)
+
+
+H200 = Chip(num_sms=132, shared_bytes=232_448, capability=(9, 0))  # where no device is known
+
+
+def over_limit(*limits: tuple[str, int, int]) -> str | None:
+    """Why "pallas" cannot take arguments of these sizes, or None.
+
+    Args:
+        limits: a rule such as "a state must have at most {} columns", the limit, and the size found.
+    """
+    for rule, most, found in limits:
+        if found > most:
+            return f"{rule.format(most)} for 'pallas', got {found}; use 'xla'"
+    return None
 
 
 def power_of_two(size: int) -> int:

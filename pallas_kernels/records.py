@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.checkpoint import pack_states, unpack_states
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import floats
+from pallas_kernels.plan import over_limit
 from pallas_kernels.triton import NOWHERE, power_of_two
 
 MAX_STATE_SIZE = 256  # columns; kernels take as many channels of a state at once as registers hold

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (
@@ -170,8 +170,8 @@ def work(shape: shapes.Case, dtype: str) -> Work:
 
 def case_of(shape: shapes.Case, dtype: str = "bfloat16", truth: str = "xla") -> Case:
     records = records_of(shape)
-    segments = num_segments(shape.rows, shape.heads, shape.tokens, NUM_SMS)
-    base = config_of(records, jnp.dtype(dtype))
+    segments = num_segments(shape.rows, shape.heads, shape.tokens, H200.num_sms)
+    base = config_of(records, jnp.dtype(dtype), H200)
     calls = {"pallas": functools.partial(run, records, "pallas")}
     if segments > 1:
         calls["pallas whole"] = functools.partial(run_config, records, replace(base, segments=1))

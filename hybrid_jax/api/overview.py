@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hybrid_jax.api.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
-from hybrid_jax.config.backend import interpreted
+from hybrid_jax.config.backend import interpreted, said_of_others
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
@@ -53,6 +53,7 @@ def overview(
     made = engine.backend.about
     if slow := interpreted(engine.backend.name, engine.device.platform):
         made += f", {slow}"
+    made += said_of_others(engine.left_to_xla)
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),

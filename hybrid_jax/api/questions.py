@@ -62,6 +62,7 @@ class EngineFacts(NamedTuple):
         config: the model, with a second one that drafts if there is one.
         engine_config, device, sizes, backend: as in `Engine`.
         not_triton: why Triton kernels are not used, by operation.
+        left_to_xla: operations that XLA does although kernels do the rest, and why.
         max_model_len, longest_prompt: in tokens, of a sequence and of a prompt that is only read.
     """
 
@@ -71,6 +72,7 @@ class EngineFacts(NamedTuple):
     sizes: MemorySplit
     backend: Backend
     not_triton: dict[str, str]
+    left_to_xla: dict[str, str]
     max_model_len: int
     longest_prompt: int
 

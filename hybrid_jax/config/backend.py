@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class Backend:
         branches: a loop or a branch may follow a value that the step computes. On a GPU it would wait for the host.
         launches: a step is a series of launches. A slice of an array that another operation needs is one more, and so
             is a copy of what is written before all have read it.
-        num_sms: multiprocessors of the GPU that kernels should fill; the device's own once it is known.
+        without: operations that XLA does although `kernels` are others, because these cannot do them.
+        chip: the GPU that kernels are cut up for; the device's own once it is known.
     """
 
     name: str
@@ -35,7 +37,12 @@ class Backend:
     sampling: Literal["xla", "pallas", "triton"]
     branches: bool
     launches: bool
-    num_sms: int = NUM_SMS
+    without: tuple[str, ...] = ()
+    chip: Chip = H200
+
+    def runs(self, operation: str) -> Literal["xla", "pallas"]:
+        """What runs an operation that a kind of part names as its own (`Kind.operation`)."""
+        return "xla" if operation in self.without else self.kernels
 
     @property
     def has_triton(self) -> bool:
@@ -84,3 +91,8 @@ def interpreted(kernels: str, platform: str) -> str:
     """What to know of a backend by its name where an interpreter runs its kernels; "" where none does."""
     slow = kernels == PALLAS.name and platform == "cpu"
     return "interpreted on a CPU, many times slower; leave kernels out" if slow else ""
+
+
+def said_of_others(left_to_xla: Mapping[str, str]) -> str:
+    """Which operations XLA does although kernels do the rest, and why, to end a sentence; "" if there is none."""
+    return "".join(f"; XLA does {name}: {why}" for name, why in sorted(left_to_xla.items()))

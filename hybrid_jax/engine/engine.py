@@ -116,6 +116,11 @@ class Engine:
         return self.runner.loops.about if loops and not self.device.is_host else ""
 
     @property
+    def left_to_xla(self) -> dict[str, str]:
+        """Operations that XLA does although kernels do the rest, and why; see `Kernels`."""
+        return self.runner.kernels.left_to_xla
+
+    @property
     def max_model_len(self) -> int:
         """The longest sequence, in tokens, that model and pool allow."""
         return self.scheduler.max_output(0)

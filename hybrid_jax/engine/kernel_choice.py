@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig, MoE
+from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import backend_on, why_no_kernels
+from hybrid_jax.sizing.room import backend_on, left_to_xla
 from pallas_kernels import jax_triton
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
@@ -43,12 +42,14 @@ class Kernels:
 
     Attributes:
         backend: what they are made of.
+        left_to_xla: operations that XLA does although kernels do the rest, and why.
         not_triton: why Triton kernels are not used, by operation. It leaves out operations for which they are used, and
             operations that the engine does not need.
     """
 
     backend: Backend
     not_triton: dict[str, str]
+    left_to_xla: dict[str, str] = field(default_factory=dict)
 
 
 def choose_kernels(
@@ -71,12 +72,15 @@ def choose_kernels(
             `backend_on`.
         RuntimeError: a trial left the device unusable, or found too little memory.
     """
-    unsupported = why_unsupported(config, geometry, engine, device)
-    backend = choose_backend(engine, device, unsupported)
+    unsupported = why_unsupported(config, geometry, engine)
+    backend = choose_backend(config, engine, device, unsupported)
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
         ask["scan"] = lambda: _first(trials.of_scan(group, geometry) for group in geometry.groups)
+    left = left_to_xla(config, engine, backend)
+    if engine.kernels == "auto" and device.runs_kernels and unsupported is not None:
+        left = {"all operations": unsupported}
     none = _why_no_triton(backend, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
     triton = {name for name, reason in reasons.items() if reason is None}
@@ -87,40 +91,36 @@ def choose_kernels(
             sampling="triton" if "sampling" in triton else backend.sampling,
         ),
         not_triton={name: reason for name, reason in reasons.items() if reason is not None},
+        left_to_xla=left,
     )
 
 
-def choose_backend(engine: EngineConfig, device: Device, unsupported: str | None) -> Backend:
+def choose_backend(
+    config: ModelConfig, engine: EngineConfig, device: Device, unsupported: str | None
+) -> Backend:
     """What `EngineConfig.kernels` means: "auto" is "pallas" if device and model allow it, else "xla".
 
     Args:
-        unsupported: why the kernels cannot run the model, or None.
+        unsupported: why the kernels cannot run the model's layers, or None.
 
     Raises:
-        NotImplementedError: "pallas" is asked for, but these kernels cannot run the model.
+        NotImplementedError: "pallas" is asked for, but these kernels cannot run the model; or as `backend_on`.
     """
     if engine.kernels == "pallas" and unsupported is not None:
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
-    if engine.kernels == "auto" and unsupported is not None:
-        return XLA
-    return backend_on(device, engine)
+    backend = backend_on(device, engine, config)
+    return backend if engine.kernels != "auto" or unsupported is None else XLA
 
 
-def why_unsupported(
-    config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: Device | None = None
-) -> str | None:
-    """Why the kernels cannot run a model's steps, or None; by the model alone if no device is given."""
-    reasons = [why_no_kernels(device, engine)]
-    reasons += [residual_unsupported(width) for width in {width for _, width in config.parts}]
+def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
+    """Why the kernels cannot run a model's steps, or None. Operations that can be left to XLA alone do not count."""
+    reasons = [residual_unsupported(width) for width in {width for _, width in config.parts}]
     for spec in (*config.paged, *config.recurrent):
         kind = LAYER_STEPS[PALLAS.layers].get(type(spec))
         if kind is None:
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
             reasons.append(kind.why_unsupported(spec, geometry, engine))
-    for part, _ in config.parts:
-        if isinstance(part, MoE):
-            reasons.append(experts_unsupported(part.num_experts))
     return _first(reasons)
 
 

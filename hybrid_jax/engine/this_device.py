@@ -34,14 +34,14 @@ def this_device(*, held: int) -> Device:
 
 def as_device(device: jax.Device) -> Device:
     """An accelerator as jax describes it."""
-    name, capability, count = (
-        getattr(device, told, None) for told in ("device_kind", "compute_capability", "core_count")
-    )
+    told = ("device_kind", "compute_capability", "core_count", "shared_memory_per_block_optin")
+    name, capability, count, shared = (getattr(device, name, None) for name in told)
     return Device(
         platform=device.platform,
         name=name,
         capability=None if capability is None else str(capability),
         num_sms=count,
+        shared_bytes=shared,
     )
 
 

@@ -27,6 +27,7 @@ from hybrid_jax.sizing.room import (
     backend_on,
     find_room,
     largest,
+    left_to_xla,
     scanned_by_triton,
 )
 
@@ -74,6 +75,8 @@ def model_facts(
             machine_bytes, total_bytes: memory of the device that a model may take, and all memory of a card; None if
                 they are not known.
             kernels: what steps are made of: "xla", or "pallas", where Triton kernels may take a part.
+            left_to_xla: operations that XLA does although kernels do the rest, and why.
+            runs_triton: whether the device runs Triton kernels if jax-triton is installed; None if that is not known.
             shares: for some lengths, where the device's memory goes: see `_shares`. Empty if the model does not fit.
             temporary_bytes: of the largest step, an estimate.
             needed_bytes, needs: of weights, `memory` and temporaries together, and the parts in words. If the model
@@ -96,12 +99,16 @@ def model_facts(
         (1024, 4096)
     """
     geometry = make_geometry(config, engine)
+    backend = backend_on(device, engine, config)
     room = find_room(config, engine, device, choose=choose)
     default_room = find_room(config, replace(engine, memory=None), device)
     default = default_room.sizes
     if device.is_host or not default_room.fits:
         unbounded = Device(
-            platform=device.platform, capability=device.capability, num_sms=device.num_sms
+            platform=device.platform,
+            capability=device.capability,
+            num_sms=device.num_sms,
+            shared_bytes=device.shared_bytes,
         )
         default = find_room(config, replace(engine, memory=None), unbounded).sizes
     sizes = default if engine.memory is None and room.fits is False else room.sizes
@@ -149,7 +156,9 @@ def model_facts(
         "device": device.name,
         "machine_bytes": device.num_bytes,
         "total_bytes": device.total_bytes,
-        "kernels": backend_on(device, engine).name,
+        "kernels": backend.name,
+        "left_to_xla": left_to_xla(config, engine, backend),
+        "runs_triton": None if device.capability is None else device.is_hopper,
         "scanned_by_triton": scanned_by_triton(config),
         "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
         "temporary_bytes": room.temporary_bytes,

@@ -9,6 +9,7 @@ from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
 from hybrid_jax.config import ModelConfig, resolve_dtype, with_asked_cut
+from hybrid_jax.config.backend import said_of_others
 from hybrid_jax.config.model_directory import check_small_files, left_out, refuse_adapter
 from hybrid_jax.costs import SAVED_AT
 from hybrid_jax.display import html_table, text_rows, text_table
@@ -37,7 +38,7 @@ from hybrid_jax.sizing.room import GPU_MEMORY_SHARE
 
 KERNELS = {
     "xla": "what XLA compiles",
-    "pallas": "Pallas; on Hopper Triton draws tokens",
+    "pallas": "Pallas",
 }
 # Columns of the table of what fits: the parts of `shares`, and their titles.
 SHARES = {
@@ -272,8 +273,13 @@ def _default_memory(found: dict[str, Any]) -> str:
 
 
 def _kernels(found: dict[str, Any]) -> str:
-    scans = found["kernels"] == "pallas" and found["scanned_by_triton"]
-    return KERNELS[found["kernels"]] + (" and scans prompts" if scans else "")
+    """What steps are made of, what Triton does, and what is left to XLA."""
+    said = KERNELS[found["kernels"]]
+    if found["kernels"] == "pallas" and found["runs_triton"] is not False:
+        where = "on Hopper " if found["runs_triton"] is None else ""
+        scans = " and scans prompts" if found["scanned_by_triton"] else ""
+        said += f"; {where}Triton draws tokens{scans}"
+    return said + said_of_others(found["left_to_xla"])
 
 
 def read_config(path: str | Path) -> ModelConfig:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from hybrid_jax.config import Attention
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, PageEntry, Parts, StepSize, Weight, Weights
-from pallas_kernels.paged_attention.plan import choose_config, make_plan
+from pallas_kernels.paged_attention.plan import choose_config, make_plan, why_unsupported
+from pallas_kernels.plan import Chip
 
 
 class AttentionKind(Kind):
     """See `config.Attention`."""
 
-    name = "attention"
+    name = operation = "attention"
     projection = "qkv", "qkv_bias"
 
     def weights(self, spec: Attention, width: int) -> Weights:
@@ -44,6 +45,9 @@ class AttentionKind(Kind):
     def key_flops(self, spec: Attention) -> int:
         return 4 * _sizes(spec)[0]
 
+    def why_unsupported(self, spec: Attention, dtype: str, chip: Chip) -> str | None:
+        return why_unsupported(spec.head_dim)
+
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
         q, _ = _sizes(spec)
         projected = step.product(_columns(spec))
@@ -74,11 +78,11 @@ def _split_bytes(spec: Attention, step: StepSize) -> int:
     queries = step.tokens * spec.num_heads // spec.num_kv_heads
     dtype = "float32" if step.item == FLOAT32_BYTES else "bfloat16"
     splits = make_plan(
-        choose_config(dtype, spec.head_dim, queries),
+        choose_config(dtype, spec.head_dim, queries, step.chip),
         (step.rows, step.tokens, spec.num_heads, spec.head_dim),
         spec.num_kv_heads,
         step.keys,
         window=spec.sliding_window,
-        num_sms=step.num_sms,
+        num_sms=step.chip.num_sms,
     ).splits
     return 0 if splits == 1 else FLOAT32_BYTES * splits * spec.num_heads * (spec.head_dim + 2)

@@ -11,6 +11,7 @@ from hybrid_jax.config import source_of
 from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.products.formats import FORMATS, Specs
 from hybrid_jax.products.parts import num_parts
+from pallas_kernels.plan import Chip
 from pallas_kernels.row_product import plan as row_product
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
@@ -177,7 +178,7 @@ class StepSize:
     Attributes:
         width: D of the residual stream. item: bytes of an activation.
         rows, tokens: rows, and new tokens of each row. keys: the most tokens that a row may have.
-        num_sms: multiprocessors of the GPU.
+        chip: the GPU.
     """
 
     width: int
@@ -185,16 +186,16 @@ class StepSize:
     rows: int
     tokens: int
     keys: int
-    num_sms: int
+    chip: Chip
 
     def product(self, columns: int, inner: int | None = None) -> int:
         """Bytes per token of a projection to `columns` columns, which may come in float32 parts: from D channels, or
         from `inner`."""
         total, inner = self.rows * self.tokens, inner or self.width
         if total == 1:
-            parts = row_product.num_parts(inner, columns, self.num_sms)
+            parts = row_product.num_parts(inner, columns, self.chip.num_sms)
         else:
-            parts = num_parts(total, inner, columns, self.num_sms)
+            parts = num_parts(total, inner, columns, self.chip.num_sms)
         return columns * (FLOAT32_BYTES * parts if parts > 1 else self.item)
 
 
@@ -202,6 +203,7 @@ class Kind:
     """A kind of part: a mixer or an MLP. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
     name: str  # in files that list what a model is made of
+    operation = ""  # in `Backend.without`: what XLA may do although kernels do the rest
     projection: tuple[
         str, str
     ]  # of a mixer with a form after a cut: its matrix and its biases, among its weights
@@ -254,6 +256,15 @@ class Kind:
     def with_one_expert(self, spec: Any) -> Any:
         """The part without all experts but one; the same part if it has none."""
         return spec
+
+    def why_unsupported(self, spec: Any, dtype: str, chip: Chip) -> str | None:
+        """Why no kernel does the part's own operation on a GPU, so that XLA does it; None if one does, or if there is
+        no such operation.
+
+        Args:
+            dtype: of activations.
+        """
+        return None
 
     def row_bytes(self, spec: Any, step: StepSize) -> int:
         """Bytes that the part holds for a row with one new token."""

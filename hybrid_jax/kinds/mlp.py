@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from hybrid_jax.config import MLP, MoE
 from hybrid_jax.kinds.kind import Kind, StepSize, Weight, Weights
+from pallas_kernels.grouped_linear.plan import why_unsupported
+from pallas_kernels.plan import Chip
 
 
 class MLPKind(Kind):
@@ -28,7 +30,7 @@ class MLPKind(Kind):
 class MoEKind(Kind):
     """See `config.MoE`."""
 
-    name = "moe"
+    name, operation = "moe", "experts"
 
     def weights(self, spec: MoE, width: int) -> Weights:
         inner, count = spec.latent_width or width, spec.num_experts
@@ -57,6 +59,9 @@ class MoEKind(Kind):
 
     def with_one_expert(self, spec: MoE) -> MoE:
         return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1)
+
+    def why_unsupported(self, spec: MoE, dtype: str, chip: Chip) -> str | None:
+        return why_unsupported(spec.num_experts, dtype, chip)
 
     def row_bytes(self, spec: MoE, step: StepSize) -> int:
         """Of each of a token's experts its hidden units and its output, or the hidden units of the shared expert; and

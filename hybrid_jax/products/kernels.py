@@ -30,7 +30,7 @@ def linear_in_parts(
         return linear_on_kernels(x, weight, bias, backend=backend)
     if is_lone(x):
         return _parts_of_a_row(x, weight, backend)
-    parts = num_parts(x.size // inner, inner, columns, backend.num_sms)
+    parts = num_parts(x.size // inner, inner, columns, backend.chip.num_sms)
     if parts == 1:
         return linear(x, weight)
     x = x.reshape(*x.shape[:-1], parts, inner // parts)
@@ -49,7 +49,7 @@ def linear_in_float32(x: jax.Array, weight: jax.Array, *, backend: Backend) -> j
 
 def _parts_of_a_row(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Array:
     """The product of a single row in float32[S, ..., O] parts."""
-    parts = row_product(x.reshape(-1), weight, num_sms=backend.num_sms, implementation="pallas")
+    parts = row_product(x.reshape(-1), weight, chip=backend.chip, implementation="pallas")
     return parts.reshape(-1, *x.shape[:-1], weight.shape[1])
 
 

@@ -134,9 +134,8 @@ def mixed(
     """The sum of what a token's experts make of it: `mix_experts` with matrices up [X, I, F] and down [X, F, I]."""
     up, down = as_matrix(up), as_matrix(down)
     arrays = ExpertArrays(x, ids, weights, up.values, down.values, up_bias, down_bias)
-    return mix_experts(
-        arrays, kind=kind, num_sms=up.backend.num_sms, implementation=up.backend.kernels
-    )
+    backend = up.backend
+    return mix_experts(arrays, kind=kind, chip=backend.chip, implementation=backend.runs("experts"))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_jax.machine import has_nvidia, nvidia_gpu, ram_bytes, widens_bfloat16
+from pallas_kernels.plan import H200, Chip
 
 CARDS_FILE = Path(__file__).with_name("cards.toml")
 # The share of a card that jax is asked to take. The rest is for CUDA itself, for programs and their command buffers.
@@ -18,6 +19,13 @@ GPU_SHARE = 0.95
 JAX_SHARE = 0.75  # the share that jax takes by itself
 LEAST_SHARE = 0.01
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+# Shared memory that one program may have, in bytes, by compute capability: NVIDIA's published sizes.
+SHARED_BYTES = {
+    **dict.fromkeys(("8.0", "8.7"), 166_912),
+    **dict.fromkeys(("9.0", "10.0", "10.3", "11.0"), 232_448),
+}
+LEAST_SHARED_BYTES = 101_376  # of 8.6, 8.9, 12.0 and 12.1, and taken for what is not known
+FIRST_WITH_FP8 = (8, 9)  # compute capability from which on kernels convert such numbers
 SHARE_VARIABLES = (*FRACTIONS, "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR")
 
 
@@ -32,6 +40,7 @@ class Device:
         name: of the card, if it is known.
         capability: of a GPU: NVIDIA's compute capability, such as "9.0", or another maker's name. None if not known.
         num_sms: multiprocessors of a GPU; None if not known.
+        shared_bytes: shared memory that one program of a GPU may have; None for what its capability says.
         widens: its compiler makes float32 copies of bfloat16 weights in every step.
 
     Example:
@@ -45,6 +54,7 @@ class Device:
     name: str | None = None
     capability: str | None = None
     num_sms: int | None = None
+    shared_bytes: int | None = None
     widens: bool = False
 
     @property
@@ -64,8 +74,31 @@ class Device:
         """Whether Pallas kernels run on it: on an NVIDIA GPU of capability 8.0 (Ampere) or more, as far as is known."""
         if self.platform != "gpu" or self.capability is None:
             return self.platform == "gpu"
-        generation = self.capability.partition(".")[0]
-        return generation.isdigit() and int(generation) >= 8
+        version = self.version
+        return version is not None and version >= (8, 0)
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """NVIDIA's compute capability as numbers, such as (9, 0); None if the device has none that is known."""
+        major, _, minor = (self.capability or "").partition(".")
+        return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+    @property
+    def chip(self) -> Chip:
+        """What kernels are cut up for; an H200, as far as nothing is known."""
+        shared = self.shared_bytes
+        if shared is None and self.version is not None:
+            shared = SHARED_BYTES.get(str(self.capability), LEAST_SHARED_BYTES)
+        return Chip(
+            num_sms=self.num_sms or H200.num_sms,
+            shared_bytes=shared or H200.shared_bytes,
+            capability=self.version or H200.capability,
+        )
+
+    @property
+    def converts_fp8(self) -> bool:
+        """Whether kernels can convert FP8 numbers on it, as far as is known."""
+        return self.version is None or self.version >= FIRST_WITH_FP8
 
     @property
     def is_hopper(self) -> bool:

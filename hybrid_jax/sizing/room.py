@@ -16,7 +16,7 @@ from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import (
     make_geometry,
 )
-from hybrid_jax.kinds.table import recurrent_kind
+from hybrid_jax.kinds.table import kind_of, recurrent_kind
 from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
@@ -29,7 +29,6 @@ HOST_BYTES = 1 << 30
 # copies, and for XLA, which times variants of a product on copies of its operands: there is room for the largest.
 GPU_MEMORY_SHARE = 0.95
 TUNING_BYTES = 1 << 28  # beside the largest weight
-BEFORE_FP8 = ("8.0", "8.6", "8.7")  # compute capabilities that cannot convert such numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,37 +96,51 @@ class Room:
         return f"use a smaller model or a {larger} with at least {needed}"
 
 
-def backend_on(device: Device, engine: EngineConfig) -> Backend:
-    """What steps are made of on a device.
+def backend_on(device: Device, engine: EngineConfig, model: ModelConfig) -> Backend:
+    """What a model's steps are made of on a device.
 
-    Some models have sizes that the kernels cannot take. The engine finds these, and sizing does not.
+    Recurrent layers of some models have sizes that the kernels cannot take. The engine finds these; sizing does not.
 
     Raises:
-        NotImplementedError: nothing serves on the device's platform, and `engine.kernels` does not ask for something.
+        NotImplementedError: nothing serves on the device's platform, or no kernel there reads FP8 pages, and
+            `engine.kernels` does not ask for "xla"; or it asks for "pallas", and these cannot do an operation.
     """
-    if engine.kernels != "auto":
-        return _filling(device, BACKENDS[engine.kernels])
-    if device.api not in XLA.platforms:
+    refuse_fp8(device, engine)
+    if engine.kernels == "auto" and device.api not in XLA.platforms:
         known = ", ".join(PLATFORMS[name] for name in XLA.platforms)
         raise NotImplementedError(
             f"LLM: models run on {known}, not on {PLATFORMS.get(device.api, device.api)}; JAX_PLATFORMS=cpu takes the "
             "CPU, and kernels='xla' tries what XLA compiles for the device, which is not tested"
         )
-    runs = device.runs_kernels and why_no_kernels(device, engine) is None
-    return _filling(device, PALLAS if runs else XLA)
+    auto = PALLAS if device.runs_kernels else XLA
+    backend = replace(BACKENDS.get(engine.kernels, auto), chip=device.chip)
+    found = left_to_xla(model, engine, backend)
+    if found and engine.kernels == PALLAS.name:
+        said = "; ".join(f"{operation}: {reason}" for operation, reason in found.items())
+        raise NotImplementedError(f"EngineConfig: kernels='pallas': {said}")
+    return replace(backend, without=tuple(sorted(found)))
 
 
-def _filling(device: Device, backend: Backend) -> Backend:
-    """The backend, for as many multiprocessors as the device has, if that is known."""
-    return backend if device.num_sms is None else replace(backend, num_sms=device.num_sms)
+def left_to_xla(model: ModelConfig, engine: EngineConfig, backend: Backend) -> dict[str, str]:
+    """Operations that XLA does in steps made of kernels, and why the kernels cannot; empty where XLA does all."""
+    found: dict[str, str] = {}
+    for part, _ in model.parts if backend.kernels == PALLAS.kernels else ():
+        kind = kind_of(part)
+        reason = kind.why_unsupported(part, engine.dtype, backend.chip)
+        if reason is not None:
+            found[kind.operation] = reason
+    return found
 
 
-def why_no_kernels(device: Device | None, engine: EngineConfig) -> str | None:
-    """What settings ask for that no kernel does on a device; None if there is nothing."""
-    capability = None if device is None else device.capability
-    if engine.kv_cache_dtype == "fp8" and capability in BEFORE_FP8:
-        return f"keys and values in FP8 need a GPU of compute capability 8.9 or more, found {capability}"
-    return None
+def refuse_fp8(device: Device, engine: EngineConfig) -> None:
+    """Raises NotImplementedError for FP8 pages on a GPU that cannot convert such numbers, unless XLA is asked for."""
+    if engine.kv_cache_dtype != "fp8" or engine.kernels == XLA.name or device.converts_fp8:
+        return
+    name = "" if device.name is None else f" ({device.name})"
+    raise NotImplementedError(
+        "EngineConfig: kv_cache_dtype='fp8' needs a GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
+        f"found {device.capability}{name}; leave it out, or take kernels='xla', which is slower"
+    )
 
 
 def scanned_by_triton(model: ModelConfig) -> bool:
@@ -161,7 +174,7 @@ def find_room(
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
     if backend is None:
-        backend = backend_on(device, engine)
+        backend = backend_on(device, engine, model)
     temporaries = temporary_bytes(model, engine, backend=backend, widens=device.widens)
     limit = None
     if device.num_bytes is not None:

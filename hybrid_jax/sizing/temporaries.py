@@ -45,7 +45,7 @@ def temporary_bytes(
     made = _made_bytes(model, engine) + _product_bytes(model, engine)
     if backend.launches:
         window = engine.window_tokens
-        count = partial(kernel_step_bytes, model, engine, num_sms=backend.num_sms)
+        count = partial(kernel_step_bytes, model, engine, backend=backend)
         decode = count(rows=engine.max_rows, tokens=window)
         if engine.exact:
             return made + decode
@@ -83,7 +83,7 @@ def kernel_step_bytes(
     *,
     rows: int,
     tokens: int,
-    num_sms: int = PALLAS.num_sms,
+    backend: Backend = PALLAS,
 ) -> int:
     """Bytes that the layers hold in a step made of kernels, with `rows` rows of `tokens` new tokens each.
 
@@ -96,15 +96,16 @@ def kernel_step_bytes(
     keys = engine.max_model_len or model.max_position
 
     def most(count: Callable[[Kind], Callable[[Any, StepSize], int]]) -> int:
-        return max(
-            count(kind_of(part))(
-                part,
-                StepSize(
-                    width=width, item=item, rows=rows, tokens=tokens, keys=keys, num_sms=num_sms
-                ),
+        found = []
+        for part, width in model.parts:
+            kind = kind_of(part)
+            step = StepSize(
+                width=width, item=item, rows=rows, tokens=tokens, keys=keys, chip=backend.chip
             )
-            for part, width in model.parts
-        )
+            found.append(count(kind)(part, step))
+            if kind.operation in backend.without:
+                found.append(ITEM_BYTES["float32"] * (3 * width + kind.xla_elements(part, width)))
+        return max(found)
 
     if model.cut is not None:
         # The cut's normed output; in a window, one product of it makes what all layers after the cut write.
@@ -112,11 +113,24 @@ def kernel_step_bytes(
     if model.state_group > 1 and tokens > MAX_GRAIN:
         # Until the last layer of a group has read it.
         stream += max(_shared(mixer, item) for mixer in model.recurrent)
+    small = SMALL_BYTES + _copied_bytes(model, engine, rows, backend)
     if tokens == 1:
         held = most(lambda kind: kind.row_bytes)
-        return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
+        return small + rows * (ROW_BYTES + stream + held)
     held = most(lambda kind: kind.window_bytes if engine.exact else kind.chunk_bytes)
-    return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
+    return small + int(GAPS * rows * tokens * (stream + held))
+
+
+def _copied_bytes(model: ModelConfig, engine: EngineConfig, rows: int, backend: Backend) -> int:
+    """What XLA copies for the operations that it does in a step of kernels: an expert, and keys and values of rows."""
+    tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
+    copied = [
+        kind_of(part).xla_step_elements(part, width)
+        + 2 * rows * tile * kind_of(part).token_elements(part)
+        for part, width in model.parts
+        if kind_of(part).operation in backend.without
+    ]
+    return ITEM_BYTES["float32"] * max(copied, default=0)
 
 
 # --- steps that XLA makes, on a CPU ---------------------------------------------------------------

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.reference import Chunk, ConvWindow, of_length_one
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
+from pallas_kernels.plan import over_limit
 from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 

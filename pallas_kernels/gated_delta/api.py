@@ -17,6 +17,7 @@ from pallas_kernels.gated_delta.reference import (
     DeltaScanFrames,
     DeltaWindow,
 )
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.records import RecordSizes, check_frames, check_groups, check_rings
 
 SCANS = {"reference": reference.gated_delta_scan_reference, "xla": xla.gated_delta_scan_xla}
@@ -99,6 +100,7 @@ def gated_delta_scan_frames(
     *,
     records: RecordSizes,
     first_frame: int = 0,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`gated_delta_scan` from states in frames to states in frames, of what the convolution gave.
@@ -108,6 +110,7 @@ def gated_delta_scan_frames(
     Args:
         records: how v and k lie in vkq: v as x, and k as B.
         first_frame: where the layer's begin among the frames of a row.
+        chip: the GPU, by which tiles are chosen.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -123,7 +126,7 @@ def gated_delta_scan_frames(
     check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
     reason = scan_kernel.why_unsupported(records, arrays.vkq.dtype)
     static = {"records": records, "first_frame": first_frame, "unsupported": reason}
-    return run(where, implementation, SCAN_FRAMES, arrays, **static)
+    return run(where, implementation, SCAN_FRAMES, arrays, launch={"chip": chip}, **static)
 
 
 def gated_delta_window_frames(

@@ -7,7 +7,7 @@ launch walks over the tiles with states in registers, and has only products left
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.decay import LOWEST, coarse_and_fine
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_delta.reference import DeltaScanFrames
 from pallas_kernels.operands import widen
+from pallas_kernels.plan import H200, Chip, over_limit
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan.kernel import BLOCK, Tile
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
@@ -46,6 +46,13 @@ CONFIGS = {
 MAX_STATE_SIZE = BLOCK  # a state is multiplied whole
 # Factors of a token: the rate by which it writes, and decays from the tile's start to it and from it to the tile's end.
 BETA, BEFORE, BEHIND = range(3)
+
+
+def config_of(dtype: jnp.dtype, chip: Chip) -> Config:
+    """Launch parameters for these inputs. Where operands of products go through registers, loads ahead of their use
+    would spill."""
+    config = CONFIGS[dtype.name]
+    return config if chip.reads_shared else replace(config, num_stages=1)
 
 
 def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype) -> str | None:
@@ -228,6 +235,7 @@ def gated_delta_scan_frames_pallas(
     *,
     records: RecordSizes,
     first_frame: int = 0,
+    chip: Chip = H200,
     config: Config | None = None,
 ):
     """See `api.gated_delta_scan_frames`.
@@ -238,7 +246,7 @@ def gated_delta_scan_frames_pallas(
     vkq, dt, A, projected, arena, read, write, exists, lengths, state_lengths = arrays
     rows, tokens, _ = vkq.shape
     heads, dtype = records.num_heads, vkq.dtype
-    config = CONFIGS[dtype.name] if config is None else config
+    config = config_of(dtype, chip) if config is None else config
     chunk, tiles = config.tile, cdiv(tokens, config.tile)
     square = jax.ShapeDtypeStruct((rows, heads, tiles, chunk, chunk), dtype)
     ukq, inverse, weights, factors = call(

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.decay import coarse_and_fine, lags
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_delta.reference import DeltaRings
 from pallas_kernels.operands import stored, widen
+from pallas_kernels.plan import over_limit
 from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 

@@ -6,14 +6,15 @@ import jax
 
 from pallas_kernels.arguments import check, check_dtype
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.grouped_linear.kernel import mix_experts_pallas, why_unsupported
+from pallas_kernels.grouped_linear.kernel import mix_experts_pallas
+from pallas_kernels.grouped_linear.plan import why_unsupported
 from pallas_kernels.grouped_linear.reference import (
     Activation,
     ExpertArrays,
     mix_experts_reference,
 )
 from pallas_kernels.grouped_linear.xla import mix_experts_xla
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 
 IMPLEMENTATIONS = {
     "reference": mix_experts_reference,
@@ -27,7 +28,7 @@ def mix_experts(
     arrays: ExpertArrays,
     *,
     kind: Activation,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """The sum of what a token's experts make of it, each times its weight.
@@ -37,7 +38,7 @@ def mix_experts(
 
     Args:
         kind: "gated_silu", silu(gate) * up; or "relu2", the square of relu.
-        num_sms: multiprocessors of the GPU.
+        chip: the GPU, by which launches are cut up and tiles are chosen.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -70,13 +71,13 @@ def mix_experts(
         )
     if (arrays.up_bias is None) != (arrays.down_bias is None):
         raise ValueError(f"{where}: up_bias and down_bias must be given together, or neither")
-    reason = why_unsupported(sizes.X)
+    reason = why_unsupported(sizes.X, arrays.x.dtype.name, chip)
     return run(
         where,
         implementation,
         IMPLEMENTATIONS,
         arrays,
         unsupported=reason,
-        launch={"num_sms": num_sms},
+        launch={"chip": chip},
         kind=kind,
     )

@@ -13,16 +13,15 @@ sums in front of the activation.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dispatch import over_limit
+from pallas_kernels.grouped_linear.plan import Config, Plan, choose_config, make_plan
 from pallas_kernels.grouped_linear.reference import Activation, ExpertArrays, activate, mixed
 from pallas_kernels.operands import widen
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.triton import (
     NOWHERE,
     Ref,
@@ -35,121 +34,8 @@ from pallas_kernels.triton import (
     store,
 )
 
-MAX_EXPERTS = 1024  # every program looks at all of them to find its own
-MANY = 2  # programs of a multiprocessor that keep it reading
 MOST_PARTS = 8  # of `expert_up`
 SORTED_AT_ONCE = 4096  # ids in a step of `expert_visits`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Launch parameters of a product.
-
-    Attributes:
-        rows: most visits of a tile. columns: columns of each matrix that a program takes; a gated block has two.
-        inner: elements of the inner dimension in a step.
-        num_warps, num_stages: of a program; stages of the loop's loads.
-    """
-
-    rows: int
-    columns: int
-    inner: int
-    num_warps: int = 4
-    num_stages: int = 4
-
-
-def why_unsupported(num_experts: int) -> str | None:
-    """Why the kernels cannot take so many experts, or None."""
-    return over_limit(("there must be at most {} experts", MAX_EXPERTS, num_experts))
-
-
-def choose_config(
-    visits: int,
-    num_experts: int,
-    columns: int,
-    dtype: jnp.dtype,
-    *,
-    matrices: int,
-    num_sms: int,
-) -> Config:
-    """The launch parameters of a product.
-
-    Chosen from what compiling for an H200 reports; no timing is behind them.
-
-    Args:
-        visits: of all tokens. columns: of one matrix.
-        matrices: 2 if a program multiplies its rows with gate and up, else 1.
-    """
-    rows = 16
-    while rows < 128 and 2 * rows * num_experts < 3 * visits:  # half as many again as the mean
-        rows *= 2
-    if dtype == jnp.float32:
-        # Without tensor cores, and bound by registers.
-        return Config(rows=min(rows, 32), columns=64 // matrices, inner=32, num_stages=2)
-    if rows == 128:
-        # Bound by tensor cores and by what the caches deliver, so a program has the largest tile that registers hold.
-        return Config(rows=rows, columns=256 // matrices, inner=64, num_warps=8)
-    # Bound by reading weights: small tiles, so several programs share a multiprocessor.
-    width, experts = 128, min(num_experts, visits)
-    while width > 32 * matrices and experts * cdiv(matrices * columns, width) < MANY * num_sms:
-        width //= 2
-    # The narrower, the longer: the same bytes are on their way.
-    return Config(
-        rows=rows,
-        columns=width // matrices,
-        inner=8192 // max(width, 64),
-        num_stages=3 if rows > 16 else 4,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How a product is cut up; follows from shapes alone, never from ids.
-
-    Attributes:
-        config: launch parameters. blocks: of columns.
-        tiles: that the grid has room for. lone: there is one token, so no visits share an expert.
-        length: elements of the inner dimension in a part. parts: how many there are.
-    """
-
-    config: Config
-    blocks: int
-    tiles: int
-    lone: bool
-    length: int
-    parts: int
-
-
-def make_plan(
-    config: Config,
-    ids_shape: tuple[int, int],
-    num_experts: int,
-    inner: int,
-    columns: int,
-    *,
-    num_sms: int,
-    most_parts: int = 1,
-) -> Plan:
-    """Cuts a product of visits with matrices [inner, columns], gate and up counted once."""
-    tokens, top_k = ids_shape
-    visits, lone = tokens * top_k, tokens == 1
-    # As many full tiles as the visits fill, and one that is not full for each expert.
-    experts = min(num_experts, visits)
-    tiles = visits if lone else experts + (visits - experts) // config.rows
-    blocks, parts = cdiv(columns, config.columns), 1
-    while blocks * tiles * parts < MANY * num_sms and parts < most_parts:
-        if inner < 4 * parts * config.inner:
-            break
-        parts *= 2
-    length = cdiv(cdiv(inner, parts), config.inner) * config.inner
-    return Plan(
-        config=config,
-        blocks=blocks,
-        tiles=tiles,
-        lone=lone,
-        length=length,
-        parts=cdiv(inner, length),
-    )
 
 
 def _visits_kernel(
@@ -366,7 +252,7 @@ def mix_experts_pallas(
     arrays: ExpertArrays,
     *,
     kind: Activation,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     up_config: Config | None = None,
     down_config: Config | None = None,
 ):
@@ -375,11 +261,11 @@ def mix_experts_pallas(
     num_experts, inner, columns = up.shape
     size = down.shape[1]
     matrices = columns // size
-    choose = functools.partial(choose_config, ids.size, num_experts, dtype=x.dtype, num_sms=num_sms)
+    choose = functools.partial(choose_config, ids.size, num_experts, dtype=x.dtype.name, chip=chip)
     up_config = up_config or choose(size, matrices=matrices)
     down_config = down_config or choose(inner, matrices=1)
     plan = functools.partial(
-        make_plan, ids_shape=ids.shape, num_experts=num_experts, num_sms=num_sms
+        make_plan, ids_shape=ids.shape, num_experts=num_experts, num_sms=chip.num_sms
     )
     first = plan(up_config, inner=inner, columns=size, most_parts=MOST_PARTS)
     last = plan(down_config, inner=size, columns=inner)

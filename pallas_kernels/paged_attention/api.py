@@ -7,14 +7,15 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import check, check_result_dtype, check_table, check_tree, check_words
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
+from pallas_kernels.paged_attention.kernel import paged_attention_pallas
+from pallas_kernels.paged_attention.plan import why_unsupported
 from pallas_kernels.paged_attention.reference import (
     AttentionArrays,
     AttentionOptions,
     paged_attention_reference,
 )
 from pallas_kernels.paged_attention.xla import paged_attention_xla
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
@@ -27,7 +28,7 @@ def paged_attention(
     arrays: AttentionArrays,
     *,
     options: AttentionOptions,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Causal attention of T consecutive tokens per row over the pages of their sequence.
@@ -35,7 +36,7 @@ def paged_attention(
     The new tokens' own K and V are in the pages already.
 
     Args:
-        num_sms: multiprocessors of the GPU.
+        chip: the GPU, by which launches are cut up and tiles are chosen.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -71,13 +72,13 @@ def paged_attention(
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_tree(where, arrays.ancestors)
-    reason = why_unsupported(layout)
+    reason = why_unsupported(layout.head_dim)
     return run(
         where,
         implementation,
         IMPLEMENTATIONS,
         arrays,
         unsupported=reason,
-        launch={"num_sms": num_sms},
+        launch={"chip": chip},
         options=options,
     )

@@ -19,22 +19,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dispatch import over_limit
-from pallas_kernels.paged_attention.layout import FP8, PageLayout
+from pallas_kernels.paged_attention.layout import FP8
 from pallas_kernels.paged_attention.plan import SMALLEST, Config, Plan, choose_config, make_plan
 from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, depths
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
-MAX_HEAD_DIM = 256
 JOINED = 16  # splits that the second kernel holds at once
 LOG2_E = math.log2(math.e)
 MASKED = -1e30  # finite: the difference of two must be 0
-
-
-def why_unsupported(layout: PageLayout) -> str | None:
-    """Why the kernels cannot take these pages, or None."""
-    return over_limit(("head_dim must be at most {}", MAX_HEAD_DIM, layout.head_dim))
 
 
 def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
@@ -250,7 +243,7 @@ def paged_attention_pallas(
     arrays: AttentionArrays,
     *,
     options: AttentionOptions,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     config: Config | None = None,
 ):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
@@ -260,10 +253,15 @@ def paged_attention_pallas(
     layout, pages = options.layout, table.shape[-1]
     if config is None:
         queries = tokens * heads // layout.num_kv_heads
-        config = choose_config(layout.dtype, layout.head_dim, queries)
+        config = choose_config(layout.dtype, layout.head_dim, queries, chip)
     keys = pages * layout.page_tokens
     plan = make_plan(
-        config, q.shape, layout.num_kv_heads, keys, window=options.sliding_window, num_sms=num_sms
+        config,
+        q.shape,
+        layout.num_kv_heads,
+        keys,
+        window=options.sliding_window,
+        num_sms=chip.num_sms,
     )
     out = jax.ShapeDtypeStruct(q.shape, options.dtype)
     of_queries = jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pallas_kernels.plan import cdiv, power_of_two
+from pallas_kernels.plan import Chip, cdiv, over_limit, power_of_two
 
+MAX_HEAD_DIM = 256
 SMALLEST = 16  # sides of a product on tensor cores
 
 
@@ -29,10 +30,15 @@ class Config:
     min_split: int = 256
 
 
-def choose_config(dtype: str, head_dim: int, queries: int) -> Config:
+def why_unsupported(head_dim: int) -> str | None:
+    """Why the kernels cannot take heads of this size, or None."""
+    return over_limit(("head_dim must be at most {}", MAX_HEAD_DIM, head_dim))
+
+
+def choose_config(dtype: str, head_dim: int, queries: int, chip: Chip) -> Config:
     """The launch parameters for pages of a dtype, and T g queries per row and KV head.
 
-    Chosen from what compiling for an H200 reports at H = 128, with bfloat16 pages; no timing is behind them.
+    Chosen from what compiling reports at H = 128, with bfloat16 pages; no timing is behind them.
     """
     if dtype == "float32":
         # Without tensor cores. 64 registers; larger tiles, or loads ahead of their use, spill.
@@ -44,8 +50,9 @@ def choose_config(dtype: str, head_dim: int, queries: int) -> Config:
     if head_dim > 128:
         return Config(block_q=64, block_k=32, num_warps=8, num_stages=3, programs_per_sm=1)
     # Bound by tensor cores and by shared memory, through which each tile goes twice, packed and apart: 128 queries
-    # share that. 170 registers, 88 KB.
-    return Config(block_q=128, block_k=64, num_warps=8, num_stages=3, programs_per_sm=1)
+    # share that. 170 registers, 88 KB. Operands that go through registers leave room for half as many keys.
+    block_k = 64 if chip.reads_shared else 32
+    return Config(block_q=128, block_k=block_k, num_warps=8, num_stages=3, programs_per_sm=1)
 
 
 @dataclass(frozen=True, kw_only=True)

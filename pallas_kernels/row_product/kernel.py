@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.arguments import FLOATS, check, check_dtype
 from pallas_kernels.dispatch import HIGHEST, Implementation, run
 from pallas_kernels.operands import widen
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.row_product import plan
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
@@ -34,7 +34,7 @@ def row_product(
     x: jax.Array,
     weight: jax.Array,
     *,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """x @ weight in parts of the inner dimension: as many as a GPU needs to be busy (`plan.num_parts`).
@@ -44,7 +44,7 @@ def row_product(
 
     Args:
         x: [I]. weight: [I, O], of the same dtype.
-        num_sms: multiprocessors of the GPU.
+        chip: the GPU, whose multiprocessors the launch fills.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -58,7 +58,7 @@ def row_product(
     where, arrays = "row_product", Arrays(x, weight)
     check(where, arrays)
     check_dtype(where, "weight", weight, (x.dtype.name,))
-    return run(where, implementation, PRODUCTS, arrays, num_sms=num_sms)
+    return run(where, implementation, PRODUCTS, arrays, num_sms=chip.num_sms)
 
 
 def row_product_reference(arrays: Arrays, *, num_sms: int) -> jax.Array:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import as_parts, load_sum, widen
+from pallas_kernels.plan import over_limit
 from pallas_kernels.selective_scan.reference import SelectiveChunk, SelectiveWindow
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
 

@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.kernel import MAX_TOKENS, places_of_taps
 from pallas_kernels.checkpoint import layer_words, word_of
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
+from pallas_kernels.plan import over_limit
 from pallas_kernels.short_conv.reference import ShortChunk, ShortTail, ShortWindow
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 

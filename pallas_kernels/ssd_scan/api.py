@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import check
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.records import RecordSizes, check_frames, check_groups
 from pallas_kernels.ssd_scan import kernel, reference, triton_scan, xla
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
@@ -95,7 +95,7 @@ def ssd_states_frames(
     *,
     records: RecordSizes,
     first_frame: int = 0,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """The states of `ssd_scan_frames` alone, for tokens whose outputs nobody needs; arguments as there, but "triton".
@@ -106,7 +106,7 @@ def ssd_states_frames(
     where = "ssd_states_frames"
     check(where, arrays, **records.dimensions)
     check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
-    static = {"records": records, "first_frame": first_frame, "launch": {"num_sms": num_sms}}
+    static = {"records": records, "first_frame": first_frame, "launch": {"chip": chip}}
     reason = kernel.why_unsupported(records, arrays.xBC.dtype)
     found = run(where, implementation, STATES, arrays, unsupported=reason, **static)
     return found[1]
@@ -117,7 +117,7 @@ def ssd_scan_frames(
     *,
     records: RecordSizes,
     first_frame: int = 0,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`ssd_scan` from states in frames to states in frames, with the skip D x added to the outputs.
@@ -125,7 +125,7 @@ def ssd_scan_frames(
     Args:
         records: how x and B lie in xBC.
         first_frame: where the layer's begin among the frames of a row.
-        num_sms: multiprocessors of the GPU.
+        chip: the GPU, by which launches are cut up and tiles are chosen.
         implementation: "reference", "xla", "pallas", "triton" (bfloat16 on an NVIDIA GPU, with the packages jax-triton
             and triton), or None to choose among "xla" and "pallas". A named one never falls back. With "triton", the
             tokens between `state_lengths` and `lengths` must lie in one chunk of 64.
@@ -137,7 +137,7 @@ def ssd_scan_frames(
     tokens = check(where, arrays, **records.dimensions).T
     check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
     dtype = arrays.xBC.dtype
-    static = {"records": records, "first_frame": first_frame, "launch": {"num_sms": num_sms}}
+    static = {"records": records, "first_frame": first_frame, "launch": {"chip": chip}}
     static |= {"unsupported": kernel.why_unsupported(records, dtype)}
     if implementation == "triton":
         static["no_triton"] = triton_scan.why_unsupported(records, dtype, tokens)

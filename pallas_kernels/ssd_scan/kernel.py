@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.operands import stored, widen
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
@@ -47,14 +47,22 @@ CONFIGS = {
     "bfloat16": Config(),
     "float32": Config(chunk=16, width=16, num_stages=1),
 }
+# Tokens that a program takes at once where operands of products go through registers; 64 spill there.
+SHORT_CHUNK = 32
 BLOCK = 128  # columns of a state that are multiplied at once; registers spill with 256
 LEAST_SEGMENT = 512  # tokens: the states of a segment are 5 % of what 512 tokens read and write
 
 
-def config_of(records: RecordSizes, dtype: str | jnp.dtype) -> Config:
+def config_of(records: RecordSizes, dtype: jnp.dtype, chip: Chip) -> Config:
     """Launch parameters for these sizes and inputs. Of a state in two blocks a program has half as many channels."""
     config = CONFIGS[dtype.name]
-    return config if records.state_size <= BLOCK else replace(config, width=config.width // 2)
+    short = dtype != jnp.float32 and not chip.reads_shared
+    if short:
+        config = replace(config, chunk=SHORT_CHUNK)
+    if records.state_size <= BLOCK:
+        return config
+    chunk = config.chunk // 2 if short else config.chunk
+    return replace(config, chunk=chunk, width=config.width // 2)
 
 
 def num_segments(rows: int, heads: int, tokens: int, num_sms: int) -> int:
@@ -351,7 +359,7 @@ def ssd_scan_frames_pallas(
     records: RecordSizes,
     first_frame: int = 0,
     apart: tuple[jax.Array, jax.Array] | None = None,
-    num_sms: int = NUM_SMS,
+    chip: Chip = H200,
     config: Config | None = None,
     outputs: bool = True,
 ):
@@ -363,8 +371,8 @@ def ssd_scan_frames_pallas(
     B, C = apart or (x, x)
     rows, tokens, _ = x.shape
     heads = records.num_heads
-    config = config_of(records, x.dtype) if config is None else config
-    segments = config.segments or num_segments(rows, heads, tokens, num_sms)
+    config = config_of(records, x.dtype, chip) if config is None else config
+    segments = config.segments or num_segments(rows, heads, tokens, chip.num_sms)
     segment = cdiv(cdiv(tokens, segments), config.chunk) * config.chunk
     segments = cdiv(tokens, segment)
     exists = exists.astype(jnp.int32)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.decay import coarse_and_fine, lags
-from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import floats, stored, widen
+from pallas_kernels.plan import over_limit
 from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings, WindowScores
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store

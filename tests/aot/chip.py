@@ -21,11 +21,16 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from hybrid_jax.engine.programs.loops import GPU_OPTIONS
+from hybrid_jax.sizing.devices import card
+from pallas_kernels.plan import Chip
 from pallas_kernels.triton import for_cuda
 from tests.kernels.lowered import lower_for_cuda
 
 CHIPS = {path.stem: path for path in sorted(Path(__file__).with_name("chips").iterdir())}
 H200 = "h200"
+OTHER_CHIPS = tuple(
+    name for name in CHIPS if name not in ("h100", H200)
+)  # for a program, these two are alike
 SHARED_MEMORY = 232_448  # bytes one program may have on an H200
 LAUNCH = re.compile(
     r"\s*\d+: (k\w+)\s*\[[^\]]*\]\s*(\S*)(?:\s+grid: \[([^\]]*)\].*shared_memory: (\d+))?"
@@ -70,6 +75,11 @@ class Compiled:
     def named(self, name: str) -> list[Launch]:
         """Launches of one kernel, whose name XLA numbers where its code is not the same each time."""
         return [x for x in self.launches if re.fullmatch(rf"{name}(__?\d+)?", x.name)]
+
+
+def chip_of(name: str) -> Chip:
+    """What the engine takes for one of `CHIPS`."""
+    return card(name.replace("_", "-")).chip
 
 
 def architecture(chip: str) -> str:

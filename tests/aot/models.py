@@ -32,6 +32,7 @@ from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import AfterCut, DecodeBucket, PrefillBucket
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from hybrid_jax.state import Model, state_specs
+from tests.aot.chip import H200, chip_of
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
 PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP
@@ -101,10 +102,11 @@ def decode_step(
     sampling: str = "pallas",
     kv_cache_dtype: str = "auto",
     loops: bool = True,
+    chip: str = H200,
 ):
     """Decode steps of a dispatch of up to 8, or one of them, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
-    model = replace(model, backend=replace(PALLAS, sampling=sampling))
+    model = replace(model, backend=replace(PALLAS, sampling=sampling, chip=chip_of(chip)))
     bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
     layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
     static = {"max_steps": 8} if loops else {"max_steps": 1, "loops": False}
@@ -125,10 +127,11 @@ def prefill_step(
     scan: str = "pallas",
     after_cut: AfterCut = AfterCut.ALL,
     kv_cache_dtype: str = "auto",
+    chip: str = H200,
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
-    model = replace(model, backend=replace(PALLAS, scan=scan))
+    model = replace(model, backend=replace(PALLAS, scan=scan, chip=chip_of(chip)))
     bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), after_cut)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
     static = {"model": model, "layout": layout, "num_logprobs": 0, "after_cut": after_cut}

@@ -10,7 +10,7 @@ import pytest
 from pallas_kernels.gated_delta import DeltaScanFrames, gated_delta_scan_frames
 from pallas_kernels.records import RecordSizes
 from tests.aot import sass
-from tests.aot.chip import SHARED_MEMORY, compile_for_gpu
+from tests.aot.chip import H200, OTHER_CHIPS, SHARED_MEMORY, chip_of, compile_for_gpu
 from tests.aot.kernels import arena_of, needs_disassembler, spec
 
 QWEN3_NEXT = RecordSizes(num_heads=32, head_dim=128, num_groups=16, state_size=128)
@@ -19,12 +19,20 @@ PER_LAYER, FRAMES = 16, 256
 INT = functools.partial(spec, dtype="int32")
 
 
-def scan_of(records: RecordSizes, rows: int, tokens: int, dtype: str, frames: int = FRAMES):
+def scan_of(
+    records: RecordSizes,
+    rows: int,
+    tokens: int,
+    dtype: str,
+    frames: int = FRAMES,
+    chip: str = H200,
+):
     """A call whose first argument is donated, and the shapes of its arguments."""
 
     def scan(arena, read, write, exists, vkq, dt, A, projected, lengths, state_lengths):
         arrays = (vkq, dt, A, projected, arena, read, write, exists, lengths, state_lengths)
-        return gated_delta_scan_frames(DeltaScanFrames(*arrays), records=records)
+        given = DeltaScanFrames(*arrays)
+        return gated_delta_scan_frames(given, records=records, chip=chip_of(chip))
 
     heads = records.num_heads
     return (
@@ -56,6 +64,13 @@ def test_two_launches_in_place(records, rows, tokens, dtype):
     size, tile = jnp.dtype(dtype).itemsize, 64 if dtype == "bfloat16" else 16
     per_token = records.num_heads * (2 * size * tile + 3 * 4)
     assert large.temp_bytes < 1.01 * rows * tokens * per_token
+
+
+@pytest.mark.parametrize("chip", OTHER_CHIPS)
+def test_the_scan_fits_every_chip_without_spills(chip):
+    program = scan_of(QWEN3_NEXT, 1, 8192, "bfloat16", chip=chip)
+    compiled = compile_for_gpu(*program, donate=(0,), chip=chip)
+    assert max(launch.shared_bytes for launch in compiled.launches) <= chip_of(chip).shared_bytes
 
 
 @needs_disassembler

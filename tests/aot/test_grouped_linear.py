@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import pytest
 
 from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
-from pallas_kernels.grouped_linear.kernel import MAX_EXPERTS
+from pallas_kernels.grouped_linear.api import MATRICES
+from pallas_kernels.grouped_linear.plan import MAX_EXPERTS, choose_config, shared_bytes
 from tests.aot import sass
-from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
+from tests.aot.chip import CHIPS, H200, SHARED_MEMORY, Compiled, chip_of, compile_for_gpu
 from tests.kernels.cases.grouped_linear import CASES, Case, shapes_of
 
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
@@ -21,8 +24,16 @@ OTHERS = [
     Case(name="ragged", tokens=256, top_k=3, num_experts=48, width=1000, hidden=500, kind="relu2"),
 ]
 
+# Tiles of 16, 32, 64 and 128 visits, for a gated product and for another one.
+TILES = [
+    *(MODELS[f"granite_4_h_tiny_{tokens}"] for tokens in (1, 64, 8192)),
+    MODELS["nemotron_3_nano_8192"],
+    Case(name="visits_32", tokens=200, top_k=6, num_experts=64, width=1536, hidden=512),
+    Case(name="visits_64", tokens=300, top_k=6, num_experts=64, width=1536, hidden=512),
+]
 
-def program_of(case: Case, dtype: str) -> tuple:
+
+def program_of(case: Case, dtype: str, chip: str = H200) -> tuple:
     """A call of `mix_experts` and the shapes of its arguments."""
     visits = (case.tokens, case.top_k)
     shapes = shapes_of(case, dtype) | {
@@ -31,7 +42,7 @@ def program_of(case: Case, dtype: str) -> tuple:
     }
 
     def call(shapes: dict) -> jax.Array:
-        return mix_experts(ExpertArrays(**shapes), kind=case.kind)
+        return mix_experts(ExpertArrays(**shapes), kind=case.kind, chip=chip_of(chip))
 
     return call, shapes
 
@@ -59,6 +70,24 @@ def test_experts_of_models(model, tokens, dtype):
     item = 2 if dtype == "bfloat16" else 4
     held = case.tokens * case.top_k * (case.width + case.hidden) * item
     assert compiled.temp_bytes <= 1.02 * held + 200_000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("case", TILES, ids=lambda case: case.name)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_shared_memory_is_counted_as_the_compiler_lays_it_out(chip, case, dtype):
+    """And it fits the chip; registers that spill are an error."""
+    launches = compile_for_gpu(*program_of(case, dtype, chip), chip=chip)
+    matrices, of = MATRICES[case.kind], chip_of(chip)
+    choose = functools.partial(
+        choose_config, case.tokens * case.top_k, case.num_experts, dtype=dtype, chip=of
+    )
+    products = {"expert_up": (case.hidden, matrices), "expert_down": (case.width, 1)}
+    for name, (columns, count) in products.items():
+        (launch,) = launches.named(name)
+        config = choose(columns, matrices=count)
+        counted = shared_bytes(config, dtype, matrices=count, chip=of)
+        assert launch.shared_bytes == counted <= of.shared_bytes
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)

@@ -18,7 +18,7 @@ from pallas_kernels.ssd_window import (
     ssd_window_scores,
 )
 from tests.aot import sass
-from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
+from tests.aot.chip import H200, OTHER_CHIPS, SHARED_MEMORY, chip_of, compile_for_gpu
 from tests.aot.kernels import (
     FRAMES,
     GRANITE_4_H_SMALL,
@@ -205,6 +205,25 @@ def test_a_fold_takes_few_instructions_and_tensor_cores(bits):
     assert code.products == {"m64n128k16"}
 
 
+def scan_of(
+    records: RecordSizes, rows: int, dtype: str, frames: int = FRAMES, chip: str = H200
+) -> tuple:
+    """A call of `ssd_scan_frames`, whose first argument is donated, and the shapes of its arguments."""
+    tokens, width = 4096, records.conv_size
+
+    def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
+        arrays = (xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths)
+        return ssd_scan_frames(ScanFrames(*arrays), records=records, chip=chip_of(chip))
+
+    table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
+    heads = spec(records.num_heads)
+    return (
+        *(scan, arena_of(records, frames), table, table, row),
+        *(spec(rows, tokens, width, dtype=dtype), spec(rows, tokens, records.num_heads)),
+        *(heads, heads, row, row),
+    )
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("records", "rows", "kernels"),
@@ -218,27 +237,26 @@ def test_a_fold_takes_few_instructions_and_tensor_cores(bits):
     ids=["G8", "G1", "segments", "large states in segments", "large states"],
 )
 def test_scan_in_place(records, rows, kernels, dtype):
-    tokens, width = 4096, records.conv_size
-
-    def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
-        arrays = (xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths)
-        return ssd_scan_frames(ScanFrames(*arrays), records=records)
-
-    def compiled(frames: int) -> Compiled:
-        table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
-        heads = spec(records.num_heads)
-        return compile_for_gpu(
-            *(scan, arena_of(records, frames), table, table, row),
-            *(spec(rows, tokens, width, dtype=dtype), spec(rows, tokens, records.num_heads)),
-            *(heads, heads, row, row),
-            donate=(0,),
-        )
-
-    small, large = compiled(FRAMES), compiled(8 * FRAMES)
+    small, large = (
+        compile_for_gpu(*scan_of(records, rows, dtype, frames), donate=(0,))
+        for frames in (FRAMES, 8 * FRAMES)
+    )
     assert set(large.kinds) == {"kCustomKernel"} and len(large.launches) == kernels
     assert max(launch.shared_bytes for launch in large.launches) <= SHARED_MEMORY
     assert large.alias_bytes >= 4 * arena_of(records, 8 * FRAMES).size
     assert large.temp_bytes == small.temp_bytes
+
+
+@pytest.mark.parametrize(
+    ("records", "rows"),
+    [(NEMOTRON_H_8B, 4), (GRANITE_4_H_TINY, 1), (FALCON_H1_3B, 1), (FALCON_H1_34B, 4)],
+    ids=["whole", "segments", "large states in segments", "large states"],
+)
+@pytest.mark.parametrize("chip", OTHER_CHIPS)
+def test_the_scan_fits_every_chip_without_spills(chip, records, rows):
+    program = scan_of(records, rows, "bfloat16", chip=chip)
+    compiled = compile_for_gpu(*program, donate=(0,), chip=chip)
+    assert max(launch.shared_bytes for launch in compiled.launches) <= chip_of(chip).shared_bytes
 
 
 ARENA, SPAN = spec(FRAMES, 65536, dtype="uint32"), spec(ROWS, dtype="int32")

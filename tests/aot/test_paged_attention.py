@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention import (
     paged_attention,
 )
 from pallas_kernels.paged_attention.layout import FP8
-from tests.aot.chip import SHARED_MEMORY, Compiled, compile_for_gpu
+from tests.aot.chip import H200, OTHER_CHIPS, SHARED_MEMORY, Compiled, chip_of, compile_for_gpu
 from tests.aot.kernels import assert_only
 from tests.kernels.cases import append_kv as appends
 
@@ -37,6 +37,7 @@ def compiled_for(
     head_dim: int = 128,
     frames: int = FRAMES,
     tree: bool = False,
+    chip: str = H200,
     **options,
 ) -> Compiled:
     layout = PageLayout(
@@ -50,7 +51,7 @@ def compiled_for(
 
     def attend(*arrays):
         static = AttentionOptions(layout, scale=0.1, dtype=arrays[0].dtype, **options)
-        return paged_attention(AttentionArrays(*arrays), options=static)
+        return paged_attention(AttentionArrays(*arrays), options=static, chip=chip_of(chip))
 
     return compile_for_gpu(
         attend,
@@ -60,6 +61,7 @@ def compiled_for(
         spec(rows, dtype="int32"),
         spec(rows, dtype="int32"),
         spec(rows, tokens, dtype="int32") if tree else None,
+        chip=chip,
     )
 
 
@@ -136,6 +138,14 @@ def test_prefill_is_one_launch_without_memory_of_its_own(shape):
     compiled = compiled_for(rows=1, tokens=2048, keys=32768, **shape)
     assert_launches(compiled, "paged_attention")
     assert compiled.temp_bytes < 4096
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+@pytest.mark.parametrize("chip", OTHER_CHIPS)
+def test_prefill_fits_every_chip_without_spills(chip, window):
+    compiled = compiled_for(rows=1, tokens=2048, keys=32768, sliding_window=window, chip=chip)
+    (launch,) = compiled.launches
+    assert launch.shared_bytes <= chip_of(chip).shared_bytes
 
 
 def test_memory_does_not_grow_with_the_arena():

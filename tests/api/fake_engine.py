@@ -75,7 +75,8 @@ class FakeEngine:
             total_bytes=5 << 20,
         )
         self.device = Device(num_bytes=1 << 30)
-        self.backend, self.not_triton, self.about_loops = XLA, {}, ""
+        self.backend, self.about_loops = XLA, ""
+        self.not_triton, self.left_to_xla = {}, {}
         root = Node(np.zeros(0, np.int32), 0)
         root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
         tree = SimpleNamespace(root=root)

@@ -569,6 +569,17 @@ def test_what_is_advised_for_a_card_fits_it(run, name, asked):
             assert again["fits"], (card, change, again["needs"])
 
 
+def test_a_card_whose_kernels_cannot_read_fp8_is_refused_by_name(run):
+    code, out, err = run("inspect", "hybrid_7b", "--device", "a100", "--kv-cache-dtype", "fp8")
+    assert (code, out) == (2, "") and err == (
+        "hybrid-jax: --kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more (Ada, Hopper, "
+        "Blackwell), found 8.0 (a100); leave it out, or take kernels='xla', which is slower\n"
+    )
+    command = ("inspect", "hybrid_7b", "--device", "l40s")
+    code, out, _ = run(*command, "--kv-cache-dtype", "fp8")
+    assert code == 0 and "\nkernels          Pallas\n" in out
+
+
 def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(machine, "glob", lambda pattern: [])

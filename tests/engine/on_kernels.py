@@ -23,6 +23,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, state_specs
+from pallas_kernels.plan import Chip
 from tests.tiny_models import VOCAB, tiny_model
 
 SMALL = {
@@ -94,7 +95,8 @@ def step_and_specs(
     kernels: str = "pallas",
     name: str = "bamba",
     sampling: str | None = None,
-    num_sms: int | None = None,
+    chip: Chip | None = None,
+    without: tuple[str, ...] = (),
 ):
     """One of the engine's steps and the shapes of its arguments."""
     config, params = tiny_model(name, "bfloat16")
@@ -112,7 +114,7 @@ def step_and_specs(
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
     backend = BACKENDS[kernels]
-    asked = {"sampling": sampling, "num_sms": num_sms}
+    asked = {"sampling": sampling, "chip": chip, "without": without}
     backend = replace(backend, **{name: value for name, value in asked.items() if value})
     model = Model(config, geometry, backend)
     buckets = {

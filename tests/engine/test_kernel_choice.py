@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +33,27 @@ from hybrid_jax.sizing.devices import Device, card
 from pallas_kernels import jax_triton
 from pallas_kernels.grouped_linear import kernel as experts_kernel
 from pallas_kernels.paged_attention import kernel as attention_kernel
+from pallas_kernels.plan import H200, Chip
 from pallas_kernels.row_product import kernel as row_product
 from pallas_kernels.ssd_scan import kernel as scan_kernel
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
-from tests.engine.on_kernels import SMALL, engine_on, step_and_specs
+from tests.drawing import left_to_all
+from tests.engine.on_kernels import SMALL, engine_on, outputs, step_and_specs
+from tests.kernels.lowered import kernels_in
 from tests.tiny_models import tiny_model
 
 HOPPER = Device(platform="gpu", capability="9.0")
 BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
 
 
+def backend_for(device: Device, unsupported: str | None = None, name: str = "llama", **settings):
+    config, _ = tiny_model(name)
+    return choose_backend(config, EngineConfig(**settings), device, unsupported)
+
+
 def steps_of(device: Device, unsupported: str | None = None, **settings) -> str:
-    return choose_backend(EngineConfig(**settings), device, unsupported).name
+    return backend_for(device, unsupported, **settings).name
 
 
 @pytest.mark.parametrize(
@@ -60,8 +69,6 @@ def test_auto_is_what_the_device_can_run(platform, capability, kernels):
     device = Device(platform=platform, capability=capability)
     assert steps_of(device) == kernels
     assert steps_of(device, kernels="xla") == "xla"
-    fp8 = "xla" if capability == "8.0" else kernels
-    assert steps_of(device, kv_cache_dtype="fp8") == fp8
 
 
 @pytest.mark.parametrize(
@@ -121,13 +128,88 @@ def chosen(
     [(card("a100"), 108), (card("h200"), 132), (Device(platform="gpu", capability="8.0"), 132)],
 )
 def test_kernels_fill_the_multiprocessors_that_the_device_has(device, count):
-    assert choose_backend(EngineConfig(), device, None) == replace(PALLAS, num_sms=count)
+    assert backend_for(device) == replace(PALLAS, chip=device.chip)
+    assert device.chip.num_sms == count
 
 
-def test_jax_says_how_many_multiprocessors_a_device_has():
+def test_jax_says_what_a_device_has_for_the_programs_of_a_kernel():
     told = {"platform": "gpu", "device_kind": "A100", "compute_capability": "8.0"}
-    assert as_device(SimpleNamespace(**told, core_count=108)).num_sms == 108
-    assert as_device(SimpleNamespace(**told)).num_sms is None
+    more = {"core_count": 108, "shared_memory_per_block_optin": 150_000}
+    assert as_device(SimpleNamespace(**told)).chip == Chip(
+        num_sms=132, shared_bytes=166_912, capability=(8, 0)
+    )
+    found = as_device(SimpleNamespace(**told, **more)).chip
+    assert found == Chip(num_sms=108, shared_bytes=150_000, capability=(8, 0))
+
+
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.6", "8.7"])
+def test_fp8_pages_are_refused_by_name_where_no_kernel_converts_them(capability):
+    device = Device(platform="gpu", name="a card", capability=capability)
+    message = (
+        r"EngineConfig: kv_cache_dtype='fp8' needs a GPU of compute capability 8.9 or more \(Ada, Hopper, Blackwell\), "
+        rf"found {capability} \(a card\); leave it out, or take kernels='xla', which is slower"
+    )
+    for kernels in ("auto", "pallas"):
+        with pytest.raises(NotImplementedError, match=message):
+            steps_of(device, kv_cache_dtype="fp8", kernels=kernels)
+        assert steps_of(device, kernels=kernels) in ("xla", "pallas")
+    assert steps_of(device, kv_cache_dtype="fp8", kernels="xla") == "xla"
+
+
+@pytest.mark.parametrize("capability", [None, "8.9", "9.0", "10.0", "12.0"])
+def test_fp8_pages_are_taken_where_kernels_convert_them(capability):
+    device = Device(platform="gpu", capability=capability)
+    assert steps_of(device, kv_cache_dtype="fp8") == "pallas"
+    assert steps_of(Device(), kv_cache_dtype="fp8") == "xla"
+
+
+SMALL_CARD = Device(platform="gpu", capability="8.9", shared_bytes=16 << 10)
+WANTED = (
+    "a tile of experts wants at least 32,768 bytes of shared memory for 'pallas', and this GPU has "
+    "16,384; use 'xla'"
+)
+
+
+def test_what_does_not_fit_a_card_is_left_to_xla_alone():
+    found = backend_for(SMALL_CARD, name="granite", dtype="bfloat16")
+    assert found == replace(PALLAS, chip=SMALL_CARD.chip, without=("experts",))
+    assert [found.runs(name) for name in ("experts", "attention")] == ["xla", "pallas"]
+    assert backend_for(SMALL_CARD, dtype="bfloat16").without == ()  # a model without experts
+    with pytest.raises(NotImplementedError, match=f"kernels='pallas': experts: {WANTED}"):
+        backend_for(SMALL_CARD, name="granite", dtype="bfloat16", kernels="pallas")
+
+
+def test_an_engine_says_which_operations_are_left_to_xla():
+    config, _ = tiny_model("granite")
+    engine = EngineConfig(dtype="bfloat16")
+    geometry = make_geometry(config, engine)
+    found = choose_kernels(config, geometry, engine, SMALL_CARD)
+    assert found.left_to_xla == {"experts": WANTED} and found.backend.without == ("experts",)
+    with mock.patch.object(kernel_choice, "residual_unsupported", lambda width: "too wide"):
+        whole = choose_kernels(config, geometry, engine, SMALL_CARD)
+        assert whole.backend == XLA and whole.left_to_xla == {"all operations": "too wide"}
+        assert not choose_kernels(config, geometry, engine, Device()).left_to_xla
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@left_to_all("prefill")
+def test_a_step_keeps_the_kernels_of_all_that_is_not_left_to_xla(kind):
+    step, specs = step_and_specs(kind, name="granite", without=("attention", "experts"))
+    found = set(kernels_in(step, *specs))
+    assert {"append_kv", "residual_rmsnorm", "gated_rmsnorm"} <= found
+    assert not [name for name in found if name.startswith(("expert", "paged_attention"))]
+
+
+@left_to_all
+def test_an_engine_that_leaves_operations_to_xla_gives_the_same_tokens(monkeypatch):
+    backend = replace(PALLAS, without=("attention", "experts"))
+    found = Kernels(backend=backend, not_triton={})
+    monkeypatch.setattr(engines, "choose_kernels", lambda *given, **more: found)
+    mixed = engine_on("pallas", "granite")
+    monkeypatch.undo()
+    assert mixed.backend is backend
+    want = outputs(engine_on("xla", "granite"), adjusted=False)
+    assert outputs(mixed, adjusted=False) == want
 
 
 @pytest.mark.parametrize("kind", ["lone", "decode", "prefill"])
@@ -154,7 +236,7 @@ def test_every_launch_that_fills_a_gpu_is_told_how_many_multiprocessors(kind, mo
     if kind == "prefill":
         watched(scan_kernel, "num_segments")
         names |= {"num_segments"}
-    step, specs = step_and_specs(kind, name="granite", num_sms=77)
+    step, specs = step_and_specs(kind, name="granite", chip=replace(H200, num_sms=77))
     jax.eval_shape(step, *specs)
     assert {name for name, _ in told} == names
     assert {count for _, count in told} == {77}
@@ -195,7 +277,9 @@ def test_no_other_device_tries_triton(triton, platform, capability, reason):
     triton.setattr(Trials, "_tried", lambda *given: pytest.fail("tried"))
     for dtype in ("bfloat16", "float32"):
         found = chosen(platform, capability, dtype=dtype)
-        assert found == Kernels(backend=PALLAS, not_triton={"scan": reason, "sampling": reason})
+        chip = Device(platform=platform, capability=capability).chip
+        backend = replace(PALLAS, chip=chip)
+        assert found == Kernels(backend=backend, not_triton={"scan": reason, "sampling": reason})
     assert chosen(platform, capability, "llama").not_triton == {"sampling": reason}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from hybrid_jax.config import (
     PALLAS,
+    XLA,
     EngineConfig,
     Layer,
     ModelConfig,
@@ -25,6 +26,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.products import kernels as products
 from hybrid_jax.schedule.bucket import DecodeBucket
 from hybrid_jax.schedule.request import Request
+from hybrid_jax.sizing.room import left_to_xla
 from pallas_kernels.row_product import plan as row_plan
 from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import EVERYTHING, left_to_all
@@ -122,7 +124,7 @@ def test_tokens_are_those_of_xla_where_products_are_split():
     of_a_row = mock.patch.multiple(row_plan, BLOCK_INNER=8, LEAST=8)
     with mock.patch.object(products, "num_parts", side_effect=many) as split, of_a_row:
         got, _ = outputs(engine_on("pallas", "bamba"), adjusted=False)
-        assert row_plan.num_parts(32, 64, PALLAS.num_sms) == 4
+        assert row_plan.num_parts(32, 64, PALLAS.chip.num_sms) == 4
     assert split.call_count > 10
     assert got == outputs(engine_on("xla", "bamba"), adjusted=False)[0]
 
@@ -257,16 +259,17 @@ def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():
             engine_on("pallas", "bamba", grain=64, prefill_tokens=64, memory=1 << 20)
 
 
-def test_too_many_experts_for_a_kernel_are_said_at_once():
+def test_too_many_experts_for_a_kernel_are_left_to_xla():
     engine = EngineConfig(**SMALL)
     config, _ = tiny_model("granite")
     geometry = make_geometry(config, engine)
-    assert why_unsupported(config, geometry, engine) is None
     attention, experts = config.layers[1].parts
     many = config.layers[1].with_parts((attention, replace(experts, num_experts=1025)))
     config = replace(config, layers=(config.layers[0], many))
     reason = "there must be at most 1024 experts for 'pallas', got 1025; use 'xla'"
-    assert why_unsupported(config, geometry, engine) == reason
+    assert why_unsupported(config, geometry, engine) is None
+    assert left_to_xla(config, engine, PALLAS) == {"experts": reason}
+    assert left_to_xla(config, engine, XLA) == {}
 
 
 BETWEEN = {"gated_rmsnorm", "residual_rmsnorm", "append_kv", "paged_attention"}

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_linear import kernel
+from pallas_kernels.grouped_linear import kernel, plan
 from pallas_kernels.grouped_linear.api import IMPLEMENTATIONS
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 from tests.kernels.by_name import mix_experts
 from tests.kernels.cases.grouped_linear import SMALL_CASES, Case, make_inputs
 from tests.kernels.compare import assert_same_bits, relative_error
@@ -109,9 +109,9 @@ def test_pallas_sorts_visits_by_expert_and_keeps_their_order(count, block, monke
 
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(2, 6, 64), (64, 10, 512), (900, 2, 16)])
 def test_the_grid_of_pallas_has_room_for_all_tiles_that_visits_can_make(tokens, top_k, experts):
-    config = kernel.Config(rows=16, columns=64, inner=64)
-    plan = kernel.make_plan(
-        config, (tokens, top_k), experts, inner=512, columns=512, num_sms=NUM_SMS
+    config = plan.Config(rows=16, columns=64, inner=64)
+    made = plan.make_plan(
+        config, (tokens, top_k), experts, inner=512, columns=512, num_sms=H200.num_sms
     )
     visits = tokens * top_k
     spread = np.bincount(np.arange(visits) % min(experts, visits))
@@ -119,8 +119,8 @@ def test_the_grid_of_pallas_has_room_for_all_tiles_that_visits_can_make(tokens, 
     skewed = np.ones(min(experts, visits), int)
     skewed[0] += visits - len(skewed)
     for counts in (spread, skewed, np.array([visits])):
-        assert (-(-counts // 16)).sum() <= plan.tiles
-    assert plan.tiles <= min(experts, visits) + visits // 16
+        assert (-(-counts // 16)).sum() <= made.tiles
+    assert made.tiles <= min(experts, visits) + visits // 16
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,7 @@ def test_the_grid_of_pallas_has_room_for_all_tiles_that_visits_can_make(tokens, 
     [(6, 64, 16), (384, 64, 16), (640, 512, 16), (1024, 64, 32), (49152, 64, 128)],
 )
 def test_a_tile_of_pallas_has_room_for_most_experts_visits(visits, experts, rows):
-    config = kernel.choose_config(
-        visits, experts, 512, jnp.dtype("bfloat16"), matrices=2, num_sms=NUM_SMS
-    )
+    config = plan.choose_config(visits, experts, 512, "bfloat16", matrices=2, chip=H200)
     assert config.rows == rows
 
 
@@ -144,7 +142,7 @@ def test_a_gpu_gets_two_products_and_a_sort_if_there_is_something_to_sort(name, 
 
 
 def test_too_many_experts_are_left_to_xla():
-    case = Case(name="many", tokens=2, num_experts=kernel.MAX_EXPERTS + 1, width=4, hidden=4)
+    case = Case(name="many", tokens=2, num_experts=plan.MAX_EXPERTS + 1, width=4, hidden=4)
     inputs = make_inputs(case)
     message = "there must be at most 1024 experts for 'pallas', got 1025; use 'xla'"
     with pytest.raises(NotImplementedError, match=f"mix_experts: {message}"):

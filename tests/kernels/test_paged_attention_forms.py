@@ -14,7 +14,7 @@ from pallas_kernels.paged_attention.e4m3 import from_codes, to_codes
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas
 from pallas_kernels.paged_attention.layout import FP8, pack, unpack
 from pallas_kernels.paged_attention.plan import Config, choose_config, make_plan
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 from tests.kernels.attention_cases import BITS, CASE, FAST, TOLERANCE, expected, run
 from tests.kernels.by_name import paged_attention
 from tests.kernels.cases.paged_attention import CASES, TREE, Case, make_inputs
@@ -39,7 +39,7 @@ def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -
 def plan_of(case: Case, config: Config):
     q_shape = (case.rows, case.tokens, case.heads, case.head_dim)
     keys = case.pages * case.page_tokens
-    return make_plan(config, q_shape, case.kv_heads, keys, window=case.window, num_sms=NUM_SMS)
+    return make_plan(config, q_shape, case.kv_heads, keys, window=case.window, num_sms=H200.num_sms)
 
 
 class TestSplits:
@@ -140,9 +140,9 @@ class TestSplits:
         assert kernels(2, 4) == kernels(600, 64) == ["paged_attention"]
 
     def test_long_chunks_have_a_config_of_their_own(self):
-        chosen = functools.partial(choose_config, "bfloat16", 128)
-        assert chosen(64) == chosen(1)
-        assert chosen(65).block_q == 128
+        chosen = functools.partial(choose_config, "bfloat16", 128, chip=H200)
+        assert chosen(queries=64) == chosen(queries=1)
+        assert chosen(queries=65).block_q == 128
 
 
 @pytest.mark.parametrize("implementation", FAST)

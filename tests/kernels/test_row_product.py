@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 from pallas_kernels.row_product.kernel import PRODUCTS, row_product
 from pallas_kernels.row_product.plan import num_parts
 from tests.kernels.lowered import kernels_in
@@ -29,7 +29,7 @@ def test_the_parts_sum_to_the_product(shape, dtype, implementation):
     inner, columns = shape
     x, weight = inputs(inner, columns, dtype)
     parts = product(x, weight, implementation=implementation)
-    want_shape = num_parts(inner, columns, NUM_SMS), columns
+    want_shape = num_parts(inner, columns, H200.num_sms), columns
     assert parts.dtype == jnp.float32 and parts.shape == want_shape
     want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
     error = np.abs(np.asarray(parts, np.float64).sum(0) - want).max()
@@ -59,7 +59,7 @@ def test_what_lies_past_the_ends_is_not_read():
     ],
 )
 def test_parts_are_as_many_as_fill_a_gpu_and_few_enough_to_sum(inner, columns, parts):
-    assert num_parts(inner, columns, NUM_SMS) == parts
+    assert num_parts(inner, columns, H200.num_sms) == parts
 
 
 def test_a_gpu_gets_one_kernel():

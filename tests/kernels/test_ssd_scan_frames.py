@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 from pallas_kernels.records import RecordSizes, read_states, state_words, write_states
 from pallas_kernels.ssd_scan import kernel, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES, STATES
@@ -116,12 +116,12 @@ def test_segments_read_no_padding_and_no_state_of_an_empty_row():
 
 
 def test_segments_fill_the_chip_and_no_more():
-    assert kernel.num_segments(1, 128, 1 << 20, NUM_SMS) == 1
-    assert kernel.num_segments(1, 48, 8192, NUM_SMS) == 2
-    assert kernel.num_segments(1, 24, 8192, NUM_SMS) == 5
-    assert kernel.num_segments(2, 24, 8192, NUM_SMS) == 2
-    assert kernel.num_segments(1, 24, 1100, NUM_SMS) == 2
-    assert kernel.num_segments(64, 128, 8192, NUM_SMS) == 1
+    assert kernel.num_segments(1, 128, 1 << 20, H200.num_sms) == 1
+    assert kernel.num_segments(1, 48, 8192, H200.num_sms) == 2
+    assert kernel.num_segments(1, 24, 8192, H200.num_sms) == 5
+    assert kernel.num_segments(2, 24, 8192, H200.num_sms) == 2
+    assert kernel.num_segments(1, 24, 1100, H200.num_sms) == 2
+    assert kernel.num_segments(64, 128, 8192, H200.num_sms) == 1
     names = {1: ["ssd_scan"], 5: ["ssd_scan_segments", "ssd_scan_starts", "ssd_scan"]}
     for segments, kernels in names.items():
         config = kernel.Config(segments=segments)

@@ -12,7 +12,7 @@ from hybrid_jax.products import kernels
 from hybrid_jax.products.matrix import Matrix, product, product_in_float32
 from hybrid_jax.products.parts import num_parts
 from hybrid_jax.products.xla import linear, linear_transposed
-from pallas_kernels.plan import NUM_SMS
+from pallas_kernels.plan import H200
 
 linear_in_parts = functools.partial(kernels.linear_in_parts, backend=PALLAS)
 linear_on_kernels = functools.partial(kernels.linear_on_kernels, backend=PALLAS)
@@ -49,7 +49,7 @@ def test_linear_is_the_product(dtype, lead):
     ],
 )
 def test_products_are_split_where_their_programs_do_not_fill_a_gpu(rows, inner, columns, parts):
-    assert num_parts(rows, inner, columns, NUM_SMS) == parts
+    assert num_parts(rows, inner, columns, H200.num_sms) == parts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -525,7 +525,7 @@ def test_a_longer_model_than_there_is_is_refused():
     assert sizes(model("MAM"), EngineConfig(max_model_len=100))[0].max_model_len == 100
 
 
-def running(config, engine, sizes, backend=XLA, not_triton=None):
+def running(config, engine, sizes, backend=XLA, not_triton=None, left_to_xla=None):
     """What is known of an engine that runs."""
     return SimpleNamespace(
         config=config,
@@ -534,6 +534,7 @@ def running(config, engine, sizes, backend=XLA, not_triton=None):
         device=Device(),
         backend=backend,
         not_triton=not_triton or {},
+        left_to_xla=left_to_xla or {},
         max_model_len=256,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, EngineConfig
+from hybrid_jax.config import Attention
 from hybrid_jax.engine.mixers.mixer import PagedSteps, Span
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
@@ -13,7 +13,6 @@ from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, own_input, siz
 from hybrid_jax.state import Model, State
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
-from pallas_kernels.paged_attention.kernel import why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.paged_attention.reference import depths
 
@@ -72,15 +71,10 @@ class AttentionSteps(PagedSteps[Attention]):
                 soft_cap=spec.soft_cap,
                 dtype=dtype,
             ),
-            num_sms=model.backend.num_sms,
-            implementation=model.backend.kernels,
+            chip=model.backend.chip,
+            implementation=model.backend.runs("attention"),
         )
         return attention.output(params, y, qkv, spec), state.replace(arena=arena)
-
-    def why_unsupported(
-        self, spec: Attention, geometry: Geometry, engine: EngineConfig
-    ) -> str | None:
-        return why_unsupported(_page_layout(spec, 0, geometry))
 
 
 def _page_layout(spec: Attention, offset: int, geometry: Geometry) -> PageLayout:

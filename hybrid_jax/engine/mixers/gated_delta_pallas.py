@@ -83,6 +83,7 @@ class GatedDeltaPallas(MatrixPallas[GatedDelta]):
             ),
             records=chunk.layout,
             first_frame=at.of(model.geometry).state_frame(at.layer),
+            chip=model.backend.chip,
             implementation="pallas",
         )
         return Made(y, ukq, arena)

@@ -96,7 +96,7 @@ class Mamba2Pallas(MatrixPallas[Mamba2]):
         fixed: dict[str, Any] = {
             "records": layout,
             "first_frame": group.state_frame(at.layer),
-            "num_sms": model.backend.num_sms,
+            "chip": model.backend.chip,
         }
         if not reads:
             arena = ssd_states_frames(given, **fixed, implementation="pallas")
