@@ -31,6 +31,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.products import kernels as products
 from hybrid_jax.sizing.devices import Device, card
 from pallas_kernels import jax_triton
+from pallas_kernels.gated_delta import scan_kernel as delta_kernel
 from pallas_kernels.grouped_linear import kernel as experts_kernel
 from pallas_kernels.paged_attention import kernel as attention_kernel
 from pallas_kernels.plan import H200, Chip
@@ -240,6 +241,29 @@ def test_every_launch_that_fills_a_gpu_is_told_how_many_multiprocessors(kind, mo
     jax.eval_shape(step, *specs)
     assert {name for name, _ in told} == names
     assert {count for _, count in told} == {77}
+
+
+TILES = {
+    "attention": ("granite", attention_kernel, "choose_config"),
+    "experts": ("granite", experts_kernel, "choose_config"),
+    "scan": ("granite", scan_kernel, "config_of"),
+    "gated delta rule": ("qwen3_next", delta_kernel, "config_of"),
+}
+
+
+@pytest.mark.parametrize("kernel", TILES)
+def test_tiles_of_prompts_are_chosen_by_the_chip_of_the_backend(kernel, monkeypatch):
+    name, module, function = TILES[kernel]
+    choose, chip, told = getattr(module, function), card("l40s").chip, []
+
+    def watch(*args, **given):
+        told.append(given.get("chip", args[-1]))
+        return choose(*args, **given)
+
+    monkeypatch.setattr(module, function, watch)
+    step, specs = step_and_specs("prefill", name=name, chip=chip)
+    jax.eval_shape(step, *specs)
+    assert set(told) == {chip}
 
 
 @pytest.fixture
