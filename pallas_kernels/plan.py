@@ -24,7 +24,7 @@ class Chip:
     def reads_shared(self) -> bool:
         """Whether tensor cores read their operands from shared memory, as those of Hopper and of data center cards of
         Blackwell do. Others get them through registers, so a tile must be smaller or it spills."""
-        return self.capability[0] in (9, 10)
+        return self.capability[0] in (9, 10, 11)
 
 
 H200 = Chip(num_sms=132, shared_bytes=232_448, capability=(9, 0))  # where no device is known

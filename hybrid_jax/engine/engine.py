@@ -253,7 +253,11 @@ class Engine:
     def _compile(self, run: Callable[[], object]) -> None:
         """Compiles a program by running it. This replaces device memory."""
         with self._books():
-            run()
+            try:
+                run()
+            except LoopFailed:
+                self._start_over()
+                run()
 
     def expect_everything(self) -> None:
         """Says that requests to come will ask for more than tokens: programs compiled from now on can do everything."""

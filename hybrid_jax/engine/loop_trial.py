@@ -1,15 +1,18 @@
-"""A trial of a program that loops over steps, with a row of the dispatch that it is about to run for.
+"""A trial of a program that loops over steps, with one row of the dispatch that is waiting for it.
 
 The row takes two steps in one call, the same again, and then the two steps in two calls. Tokens, and all bits that the
 steps leave in the row's ring, must be equal. So the loop runs as often as it should, and a command buffer can be used
-again. Nothing of this stays. The row's ring is put back, and what it has written to its own pages comes again.
+again, also with other arrays. On a GPU the call must return before its steps are done. Nothing of this stays. The row's
+ring is put back, and what it has written to its own pages comes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +23,10 @@ from hybrid_jax.schedule.plan import DecodeRow
 
 STEPS = 2
 NO_TOKEN = -1
+# A call that takes so long, and is done when it returns, has waited for its steps. To start a graph takes less.
+WAITED_SECONDS = 2e-3
+UNDECIDED = "undecided"
+T = TypeVar("T")
 
 
 class LoopFailed(RuntimeError):
@@ -27,31 +34,96 @@ class LoopFailed(RuntimeError):
 
 
 def row_for_trial(
-    rows: Sequence[DecodeRow], lengths: np.ndarray, *, tokens: int, grain: int | None
+    rows: Sequence[DecodeRow],
+    where: Callable[[], tuple[np.ndarray, np.ndarray]],
+    *,
+    tokens: int,
+    grain: int | None,
 ) -> DecodeRow | None:
-    """A row that can take the steps of a trial and keeps its checkpoint; None if there is none.
+    """A row that can take more steps than a trial has, and keeps its checkpoint meanwhile; None if there is none.
 
     A ring that folds may overwrite the checkpoint that the next run would read.
 
     Args:
-        lengths: `State.lengths`. tokens: the most that a row takes in a step.
+        where: waits for `State.tokens` and `State.lengths`. tokens: the most that a row takes in a step.
         grain: tokens of a ring; None for a model without recurrent layers.
     """
-    for row in rows:
+    able = [row for row in rows if row.num_steps >= STEPS and row.num_tokens > STEPS]
+    if not able:
+        return None
+    fed, lengths = where()
+    for row in able:
         length = int(lengths[row.row])
         last = max(length - 1, 0)
         room = STEPS * tokens if grain is None else grain - (length - last // grain * grain)
-        if min(row.num_steps, row.num_tokens) >= STEPS and room >= STEPS * tokens:
+        if fed[row.row] >= 0 and room >= STEPS * tokens:
             return row
     return None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a row drew, and the bytes that it left in its ring."""
+    """What a row drew, and the bytes that it left in its ring.
+
+    Attributes:
+        counts: tokens that each call drew. waited: the last call has waited for its steps.
+    """
 
     drawn: list[int]
     left: list[bytes]
+    counts: list[int] = field(compare=False)
+    waited: bool = field(compare=False)
+
+
+def wrong_with_loop(
+    row: DecodeRow,
+    call: Callable[[DecodeRow, int], jax.Array],
+    read: Callable[[], dict[str, Any]],
+    write: Callable[[dict[str, Any]], None],
+    *,
+    tokens: int,
+    may_wait: bool,
+) -> str | None:
+    """Says what is wrong with a loop; None for nothing, and `UNDECIDED` if the row has stopped on its way.
+
+    Args:
+        call: runs the program for this row alone and so many steps; the tokens int32[n] that it drew.
+        read: what the state has of the row. write: puts that back.
+        tokens: the most that a row takes in a step. may_wait: a call may wait for its steps.
+    """
+    before = read()
+
+    def run(*calls: int) -> Outcome:
+        write(before)
+        jax.block_until_ready(read())
+        drawn: list[int] = []
+        counts: list[int] = []
+        left, held, waited = row.num_tokens, before, False
+        for num_steps in calls:
+            start = time.perf_counter()
+            made = call(replace(row, num_tokens=left), num_steps)
+            waited = made.is_ready() and time.perf_counter() - start > WAITED_SECONDS
+            new = np.asarray(made)
+            drawn += (new := new[new != NO_TOKEN].tolist())
+            counts.append(len(new))
+            held = jax.device_get(read())
+            left = row.num_tokens - int(held["lengths"] - before["lengths"])
+        bits = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(held)]
+        return Outcome(drawn, bits, counts, waited)
+
+    together, again, one_by_one = run(STEPS), run(STEPS), run(*[1] * STEPS)
+    write(before)
+    if together != again:
+        return "its second run differs from its first"
+    if max(one_by_one.counts) > tokens:
+        return "one step drew more than a step can"
+    if together != one_by_one:
+        return f"{STEPS} steps in one call differ from the same in {STEPS} calls"
+    if not all(one_by_one.counts):
+        return UNDECIDED
+    if again.waited and not may_wait:
+        return "its call waited for its steps, so the compiler left it out of the command buffer"
+    return None
 
 
 class LoopTrial:
@@ -59,10 +131,14 @@ class LoopTrial:
 
     Args:
         loops: learns what came of it. store: remembers it, or None. name: of the trial there.
+        may_wait: a call may wait for its steps, as on a CPU.
     """
 
-    def __init__(self, loops: Loops, store: ProgramStore | None, name: str) -> None:
-        self._loops, self.store, self.name = loops, store, name
+    def __init__(
+        self, loops: Loops, store: ProgramStore | None, name: str, *, may_wait: bool
+    ) -> None:
+        self._loops, self.store, self.name, self.may_wait = loops, store, name, may_wait
+        self._has_run = False  # a program with a loop
 
     def run(
         self,
@@ -70,25 +146,58 @@ class LoopTrial:
         call: Callable[[DecodeRow, int], jax.Array],
         read: Callable[[], dict[str, Any]],
         write: Callable[[dict[str, Any]], None],
+        *,
+        tokens: int,
     ) -> None:
         """Tries a loop; the arguments are those of `wrong_with_loop`. If it failed, the host starts each step now.
 
         Raises:
-            LoopFailed: the program could not be compiled, or raised.
+            LoopFailed: the program raised.
         """
-        # Kept before the trial, so that a process which it ends is not followed by another. One that starts in just
-        # this moment will start each step by the host.
+        with self._begun():
+            wrong = wrong_with_loop(row, call, read, write, tokens=tokens, may_wait=self.may_wait)
+        if wrong == UNDECIDED:
+            self._note(None)
+        else:
+            self._end(wrong)
+
+    def guarded(self, call: Callable[[], T]) -> T:
+        """Runs a program with a loop that was not tried yet, because it is warmed up or no row suits a trial.
+
+        Raises:
+            LoopFailed: it could not be compiled, or raised.
+        """
+        if self._has_run:
+            with self._failing():
+                return call()
+        with self._begun():
+            made = jax.block_until_ready(call())
+        self._note(None)
+        self._has_run = True
+        return made
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[None]:
+        """That a loop runs is kept meanwhile. If it ends the process, the next one does not run it again."""
         self._note(BEGUN)
+        with self._failing():
+            yield
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error inside is the loop's, unless it says something else."""
         try:
-            wrong = wrong_with_loop(row, call, read, write)
+            yield
         except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):  # it says nothing about the loop
+            if "RESOURCE_EXHAUSTED" in str(error):
                 self._note(None)
                 raise
             wrong = f"{type(error).__name__}: {first_line(error)}"
             self._end(wrong)
             raise LoopFailed(wrong) from error
-        self._end(wrong)
+        except BaseException:  # somebody ends the process
+            self._note(None)
+            raise
 
     def _end(self, wrong: str | None) -> None:
         self._note(PASSED if wrong is None else wrong)
@@ -99,39 +208,3 @@ class LoopTrial:
     def _note(self, verdict: str | None) -> None:
         if self.store is not None:
             self.store.note(self.name, verdict)
-
-
-def wrong_with_loop(
-    row: DecodeRow,
-    call: Callable[[DecodeRow, int], jax.Array],
-    read: Callable[[], dict[str, Any]],
-    write: Callable[[dict[str, Any]], None],
-) -> str | None:
-    """Says what is wrong with a loop, or None.
-
-    Args:
-        call: runs the program for this row alone and so many steps; the tokens int32[n] that it drew.
-        read: what the state has of the row. write: puts that back.
-    """
-    before = read()
-
-    def run(*calls: int) -> Outcome:
-        write(before)
-        drawn: list[int] = []
-        left, held = row.num_tokens, before
-        for num_steps in calls:
-            tokens = np.asarray(call(replace(row, num_tokens=left), num_steps))
-            drawn += tokens[tokens != NO_TOKEN].tolist()
-            held = jax.device_get(read())
-            left = row.num_tokens - int(held["lengths"] - before["lengths"])
-        return Outcome(drawn, [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(held)])
-
-    together, again, one_by_one = run(STEPS), run(STEPS), run(*[1] * STEPS)
-    write(before)
-    if not together.drawn:
-        return "no token came"
-    if together != again:
-        return "its second run differs from its first"
-    if together != one_by_one:
-        return f"{STEPS} steps in one call differ from the same in {STEPS} calls"
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +28,8 @@ from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.schedule.plan import DecodeRow, Plan, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -108,7 +110,8 @@ class Runner:
         device = device_of(params)
         name = f"loop over steps {self.model}"
         self.loops = choose_loops(device, store, name)
-        self._trial = LoopTrial(self.loops, store, name)
+        may_wait = device.platform != "gpu"
+        self._trial = LoopTrial(self.loops, store, name, may_wait=may_wait)
         self.programs = Programs(
             engine,
             self.model,
@@ -165,32 +168,51 @@ class Runner:
     ) -> list[Made]:
         """Runs a dispatch: one program, or one for each of its steps, in order."""
         if not kind.steps or self.loops.inside:
-            return [self._run(kind, shape, variant, rows, *kind.rest(rows, before))]
+            rest = kind.rest(rows, before)
+            return [
+                self._watched(kind, lambda: self._run(kind, shape, variant, rows, *rest)),
+            ]
+        batch = jax.device_put(self._packed(kind, shape, variant, rows))
         parts: list[Made] = []
         for number in range(kind.num_steps(rows)):
             rest = kind.rest_of_step(shape, number, parts[-1] if parts else None)
-            parts.append(self._run(kind, shape, variant, rows, *rest))
+            parts.append(self._run_packed(kind, shape, variant, batch, rest))
         return parts
+
+    def _watched(self, kind: StepKind, call: Callable[[], T]) -> T:
+        """Runs a program; one with a loop that was not tried is watched.
+
+        Raises:
+            LoopFailed: that loop could not be compiled, or raised. What the state holds is not known.
+        """
+        if not (kind.steps and self.loops.untried):
+            return call()
+        try:
+            return self._trial.guarded(call)
+        finally:
+            self._forget_loops()
 
     def _try_loop(self, kind: StepKind, shape: Any, variant: Variant, rows: Sequence[Row]) -> None:
         """Tries the loop over steps with a dispatch that is about to run, if its rows allow it.
 
         Raises:
-            LoopFailed: the device or the compiler refused, and what the state holds is not known.
+            LoopFailed: as `_watched`.
         """
         geometry = self.model.geometry
         row = row_for_trial(
             [row for row in rows if isinstance(row, DecodeRow)],
-            np.asarray(self.state.lengths),
+            lambda: jax.device_get((self.state.tokens, self.state.lengths)),
             tokens=kind.tokens,
             grain=geometry.grain if geometry.has_state else None,
         )
         if row is None:
             return
-        ring_row = np.int32(row.row)
+        ring_row, alive = np.int32(row.row), []
 
         def call(part: DecodeRow, num_steps: int) -> jax.Array:
-            made = self._run(kind, shape, variant, [part], np.int32(num_steps))
+            batch = jax.device_put(self._packed(kind, shape, variant, [part]))
+            made = self._run_packed(kind, shape, variant, batch, (np.int32(num_steps),))
+            alive.append((batch, made))  # so that each call has arrays at other addresses
             return made.sampled.tokens[:, part.row]
 
         def read() -> dict[str, Any]:
@@ -206,11 +228,16 @@ class Runner:
                 part = self._some_adjust(), ring_row, held["adjust"]
                 self.adjust = self.programs.get("write_adjust")(*part)
 
+        write(read())
+        self._warm_step(kind, shape, variant)  # compiles what the trial runs
         try:
-            self._trial.run(row, call, read, write)
+            self._trial.run(row, call, read, write, tokens=kind.tokens)
         finally:
-            if not self.loops.inside:
-                self.programs.forget_loops()
+            self._forget_loops()
+
+    def _forget_loops(self) -> None:
+        if not self.loops.inside:
+            self.programs.forget_loops()
 
     def missing(self, plan: Plan, *, loads: bool = False) -> list[tuple]:
         """Keys of the programs that a plan, and the steps that follow it for certain, need and that are not compiled.
@@ -286,7 +313,13 @@ class Runner:
         *rest: Any,
     ) -> Made:
         """Packs rows and dispatches one step; returns what the step makes beside the state."""
-        args = self._arguments(kind, shape, variant, rows, rest)
+        batch = self._packed(kind, shape, variant, rows)
+        return self._run_packed(kind, shape, variant, batch, rest)
+
+    def _run_packed(
+        self, kind: StepKind, shape: Any, variant: Variant, batch: Any, rest: tuple
+    ) -> Made:
+        args = self._arguments(kind, variant, batch, rest)
         run = self.programs.get(kind.name, shape, variant)
         self.state, adjust, made = run(*args)
         self.programs.serving.ran(StepKey(kind.name, shape, variant))
@@ -294,19 +327,22 @@ class Runner:
             self.adjust = adjust
         return made
 
-    def _arguments(
-        self, kind: StepKind, shape: Any, variant: Variant, rows: Sequence[Row], rest: tuple
-    ) -> tuple:
-        """The arguments of the program of a step."""
+    def _packed(
+        self, kind: StepKind, shape: Any, variant: Variant, rows: Sequence[Row]
+    ) -> np.ndarray:
         layout = self.programs.layout(kind.name, shape, adjusts=variant.adjusts)
-        batch = kind.pack(rows, layout, shape)
+        return kind.pack(rows, layout, shape)
+
+    def _arguments(self, kind: StepKind, variant: Variant, batch: Any, rest: tuple) -> tuple:
+        """The arguments of the program of a step."""
         weights = (self.params,) if kind.takes_weights else ()
         adjust = self._some_adjust() if variant.adjusts else None
         return *weights, self.state, adjust, batch, *rest
 
     def _inert(self, kind: StepKind, shape: Any, variant: Variant) -> tuple:
         """The same without rows."""
-        return self._arguments(kind, shape, variant, [], self._inert_rest(kind, shape))
+        batch = self._packed(kind, shape, variant, [])
+        return self._arguments(kind, variant, batch, self._inert_rest(kind, shape))
 
     def _inert_rest(self, kind: StepKind, shape: Any) -> tuple:
         if kind.steps and not self.loops.inside:
@@ -355,7 +391,8 @@ class Runner:
         return jobs
 
     def _warm_step(self, kind: StepKind, shape: Any, variant: Variant) -> None:
-        self._run(kind, shape, variant, [], *self._inert_rest(kind, shape))
+        rest = self._inert_rest(kind, shape)
+        self._watched(kind, lambda: self._run(kind, shape, variant, [], *rest))
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

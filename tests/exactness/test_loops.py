@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -48,7 +50,7 @@ def jobs(vocab: int) -> list[Job]:
     for index, (length, seed) in enumerate(PROMPTS):
         prompt = random_prompt(length, seed, vocab)
         asks = {"temperature": 0.9 * (index % 2), "seed": index, "max_tokens": 40 + 9 * index}
-        asks |= {"presence_penalty": 0.5} if index == 2 else {}
+        asks |= {"presence_penalty": 0.5} if index == 0 else {}
         asks |= {"stop_ids": frozenset({int(prompt[3])})} if index == 3 else {}
         made.append(Job(prompt=prompt, arrive=index, **asks))
     return [*made, Job(prompt=made[-1].prompt[:32] * 2, max_tokens=50)]
@@ -138,15 +140,15 @@ def one_step_less(run, args, number):
 
 def other_bits_the_second_time(run, args, number):
     state, adjust, made = run(*args)
-    if number == 2:
+    if number == 3:  # after one without a step, to compile it
         conv = state.rings[0]["conv"]
         state = state.with_ring(0, conv=conv.at[:, :, -1].add(1))
     return state, adjust, made
 
 
-def no_token(run, args, number):
+def ignores_the_number_of_steps(run, args, number):
     *others, num_steps = args
-    return run(*others, num_steps * 0)
+    return run(*others, num_steps + 9 * (num_steps > 0))
 
 
 def refuses(run, args, number):
@@ -163,7 +165,7 @@ def takes_the_state_along(run, args, number):
     [
         (one_step_less, "failed a trial: 2 steps in one call differ from the same in 2 calls"),
         (other_bits_the_second_time, "failed a trial: its second run differs from its first"),
-        (no_token, "failed a trial: no token came"),
+        (ignores_the_number_of_steps, "failed a trial: one step drew more than a step can"),
         (refuses, "failed a trial: JaxRuntimeError: INTERNAL: CUDA_ERROR_NOT_SUPPORTED"),
         (takes_the_state_along, "failed a trial: JaxRuntimeError: INTERNAL: Failed to update"),
     ],
@@ -184,7 +186,7 @@ def test_after_a_trial_that_failed_the_host_starts_each_step(
     (engine,) = tried
     chosen = engine.runner.loops
     assert not chosen.inside and not chosen.untried and chosen.why_not.startswith(said)
-    assert 1 <= len(calls) <= 4  # the trial's own: no dispatch has run such a program
+    assert 1 <= len(calls) <= 5  # the trial's own: no dispatch has run such a program
     assert [record.message.count("the host starts each") for record in caplog.records] == [1]
     verdict = store.verdict(engine.runner._trial.name)
     assert verdict and verdict in chosen.why_not
@@ -206,17 +208,124 @@ def test_too_little_memory_says_nothing_about_the_loop(store, monkeypatch):
     engine.close()
 
 
+def test_a_process_that_is_ended_in_a_trial_says_nothing_about_the_loop(store, monkeypatch):
+    def mistake(run, args, number):
+        if number > 1:  # the first one compiles
+            assert store.verdict(engine.runner._trial.name) == BEGUN
+            raise KeyboardInterrupt
+        return run(*args)
+
+    wrong_programs(monkeypatch, mistake)
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._trial.store = store
+        untried(engine)
+        with pytest.raises(KeyboardInterrupt):
+            drive(engine, jobs(engine.config.vocab_size))
+    assert engine.runner.loops == Loops(untried=True)
+    assert store.verdict(engine.runner._trial.name) is None
+    engine.close()
+
+
+def test_programs_of_the_other_form_serve_no_more():
+    config, params = load("bamba")
+    engine = Engine(config, params, replace(PLAIN, shapes="coarse", memory=1 << 22))
+    programs = engine.runner.programs
+    job = Job(prompt=tuple(range(20)), max_tokens=9)
+    want = drive(engine, [job]).outputs
+
+    def known() -> set[str]:
+        return {key[0] for key in (*programs.made, *programs.serving.since)}
+
+    assert "decode" in known() and programs.serving.since
+    engine.runner.loops.by_the_host("is not wanted")
+    programs.forget_loops()
+    assert "decode" not in known() and "prefill" in known()
+    assert not [key for key in programs._background._begun if key[0] == "decode"]
+    assert drive(engine, [job]).outputs == want
+    engine.close()
+
+
+def test_a_call_that_waits_for_its_steps_is_left_to_the_host(store, monkeypatch):
+    """That is a loop which the compiler left out of the command buffer: its tokens are right."""
+
+    def waits(run, args, number):
+        made = jax.block_until_ready(run(*args))
+        time.sleep(2 * loop_trial.WAITED_SECONDS)
+        return made
+
+    wrong_programs(monkeypatch, waits)
+    tried = []
+
+    def watch(engine: Engine) -> None:
+        untried(engine)
+        engine.runner._trial.may_wait = False
+        tried.append(engine)
+
+    assert run(NAME, watch, store).outputs == wanted(NAME).outputs
+    assert "its call waited for its steps" in tried[0].runner.loops.why_not
+
+
+def test_a_row_that_stops_at_once_decides_nothing(store):
+    """Its first token, or its second, ends it. A later row passes the trial."""
+    config, _ = load("bamba")
+    prompt = random_prompt(20, 1, config.vocab_size)
+    plain = drive_alone(Job(prompt=prompt, max_tokens=8))
+    for count in (1, 2):
+        stopped = Job(prompt=prompt, max_tokens=8, stop_ids=frozenset({plain[count - 1]}))
+        with one_shape(64):
+            engine = engine_of(NAME, store)
+            engine.runner._trial.store = store
+            untried(engine)
+            drive(engine, [stopped])
+            assert engine.runner.loops == Loops(untried=True), count
+            assert store.verdict(engine.runner._trial.name) is None
+            assert drive(engine, [Job(prompt=prompt, max_tokens=8)]).outputs == [plain]
+            assert engine.runner.loops == Loops()
+            store.note(engine.runner._trial.name, None)
+            engine.close()
+
+
+def drive_alone(job: Job) -> list[int]:
+    with one_shape(64):
+        engine = engine_of(NAME)
+        (tokens,) = drive(engine, [job]).outputs
+        engine.close()
+    return tokens
+
+
+@pytest.mark.parametrize("where", ["warm-up", "dispatch"])
+def test_a_loop_that_raises_before_its_trial_is_left_to_the_host(where, store, monkeypatch):
+    """In a warm-up, or in a dispatch of which no row can be tried: each ends after two tokens."""
+    job = Job(prompt=tuple(range(20)), max_tokens=3)
+    want = drive_alone(job)
+    wrong_programs(monkeypatch, refuses)
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._trial.store = store
+        untried(engine)
+        if where == "warm-up":
+            for program in engine.warm_ups():
+                program.run()
+            assert not engine.runner.loops.inside
+        assert drive(engine, [job]).outputs == [want]
+        assert "CUDA_ERROR_NOT_SUPPORTED" in engine.runner.loops.why_not
+        assert "CUDA_ERROR_NOT_SUPPORTED" in store.verdict(engine.runner._trial.name)
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("length", "num_tokens", "fits"),
-    [(1, 2, True), (30, 4, True), (31, 4, False), (32, 4, False), (33, 4, True), (5, 1, False)],
+    [(1, 3, True), (1, 2, False), (30, 4, True), (31, 4, False), (32, 4, False), (33, 4, True)],
 )
 def test_no_row_is_tried_that_folds_or_ends_at_once(length, num_tokens, fits):
     """A ring of 32 tokens is full at 32; the first of two tokens after 31 would fill it, and the second fold it."""
     row = SimpleNamespace(row=1, num_steps=num_tokens, num_tokens=num_tokens)
     find = functools.partial(loop_trial.row_for_trial, tokens=1, grain=32)
-    assert find([row], np.array([9, length])) is (row if fits else None)
-    other = SimpleNamespace(row=0, num_steps=8, num_tokens=8)
-    assert find([row, other], np.array([9, length])) is (row if fits else other)
+    held = np.array([5, 5, -1]), np.array([9, length, 9])
+    assert find([row], lambda: held) is (row if fits else None)
+    other, stopped = (SimpleNamespace(row=n, num_steps=8, num_tokens=8) for n in (0, 2))
+    assert find([stopped, row, other], lambda: held) is (row if fits else other)
 
 
 # --- the choice -----------------------------------------------------------------------------------------
@@ -235,6 +344,7 @@ def gpu(monkeypatch):
 
 def test_a_new_gpu_loops_after_a_trial(gpu, store):
     assert choose_loops(gpu, None, "t") == choose_loops(gpu, store, "t") == Loops(untried=True)
+    assert Loops(untried=True).about == "the GPU loops over them, which is not tried yet"
     store.note("t", PASSED)
     assert choose_loops(gpu, store, "t") == Loops()
     assert choose_loops(gpu, store, "t").about == "the GPU loops over them"

@@ -258,6 +258,10 @@ class Background:
             self._pool = pool_of_threads(self._threads, "hybrid_jax-compile-background")
         self._pool.submit(_logged, prepare())
 
+    def forget(self, key: Hashable) -> None:
+        """A program of this name may be compiled again."""
+        self._begun.discard(key)
+
     def close(self) -> None:
         """Stops: no further program is begun."""
         if self._pool is not None:

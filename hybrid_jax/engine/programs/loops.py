@@ -32,8 +32,8 @@ LEAST_CUDA = (12, 3)  # from here on a command buffer can have conditions and lo
 # about half of a GPU's memory, XLA then computes things again to save memory that is not needed. A decode step of 64
 # rows gets 16 more launches for each seven layers, products among them.
 GPU_OPTIONS: dict[str, str | int] = {"xla_disable_hlo_passes": "rematerialization"}
-# All that XLA puts into command buffers by itself, and loops. It makes none of fewer commands than the second number,
-# and outside its loop a program may have only a few.
+# All that XLA puts into command buffers by itself, conditions and loops. By default it makes no buffer of few commands,
+# and outside its loop a program has few; so the least number is 1.
 LOOP_OPTIONS: dict[str, str | int] = {
     **GPU_OPTIONS,
     FLAG: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
@@ -65,7 +65,7 @@ class Loops:
     def about(self) -> str:
         """The form in a few words."""
         if self.inside:
-            return "the GPU loops over them"
+            return "the GPU loops over them" + ", which is not tried yet" * self.untried
         return f"the host starts each step, because a loop {self.why_not}"
 
 

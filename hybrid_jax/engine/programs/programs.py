@@ -131,8 +131,11 @@ class Programs:
 
     def forget_loops(self) -> None:
         """Drops the programs that have a loop over steps: they are made anew, in the form that loops have now."""
-        for key in [key for key in self.made if (kind := self._by_name.get(key[0])) and kind.steps]:
-            del self.made[key]
+        keys = {*self.made, *self.serving.since}
+        for key in [key for key in keys if (kind := self._by_name.get(key[0])) and kind.steps]:
+            self.made.pop(key, None)
+            self.serving.since.pop(key, None)
+            self._background.forget(key)
 
     # --- for a turn -------------------------------------------------------------------------------
 
