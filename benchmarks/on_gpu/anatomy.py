@@ -347,7 +347,7 @@ def opened(form: Form, config: ModelConfig, params: dict, rows: int, scale: Scal
 
 
 def measure(name: str, scale: Scale, report: Report, asked: argparse.Namespace) -> None:
-    """All of a form. Times come first, and what could disturb them later."""
+    """All of a form. Times come first, and what could disturb them later; a profile of graphs last of all."""
     made: dict[str, Any] = {}
     every: dict[int, Steps] = {}
 
@@ -371,27 +371,21 @@ def measure(name: str, scale: Scale, report: Report, asked: argparse.Namespace) 
         if report.measure(rows, "program", lambda rows=rows: program(rows)) is not None:
             report.measure(rows, "calls", lambda steps=every[rows]: times(steps, scale))
             report.measure(rows, "bits", lambda steps=every[rows]: bits(steps, asked.repeats))
+            if name == "graph":
+                report.measure(rows, "trial", lambda steps=every[rows]: trial(steps))
     with contextlib.ExitStack() as stack:
         folder = asked.trace or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for rows, steps in every.items():
             own = folder / f"{name}_{rows}"
             report.measure(rows, "profile", lambda steps=steps, own=own: profile(steps, own))
-    for rows, steps in every.items():
-        if name == "graph":
-            report.measure(rows, "trial", lambda steps=steps: trial(steps))
+    for steps in every.values():
         steps.close()
 
 
 def same_bits(forms: Mapping[str, dict]) -> bool:
-    """Whether repeats left the same bits, and all forms the same ones, as far as they were measured."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for form in forms.values():
-        for rows, of in form["rows"].items():
-            one = of.get("bits", {})
-            if one.get("different", 1) > 1:
-                return False
-            found[rows] |= {one["first"]} if "first" in one else set()
-    return all(len(digests) <= 1 for digests in found.values())
+    """Whether repeats of each form left the same bits, as far as they were measured. Forms are different programs."""
+    found = [of.get("bits", {}) for form in forms.values() for of in form["rows"].values()]
+    return all(bits.get("different", 1) <= 1 for bits in found)
 
 
 def main(argv: list[str] | None = None) -> int:

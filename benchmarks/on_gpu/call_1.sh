@@ -20,11 +20,11 @@ COMMON=(--out "$OUT/anatomy.json" --trace "$SCRATCH/profiles")
 [ "$SMOKE" ] && COMMON+=(--smoke --repeats 2)
 rm -f "$OUT/anatomy.json" # all forms of one run, or none
 form() { part "$1" "$2" python -m benchmarks.on_gpu.anatomy --form "$2" "${COMMON[@]}"; }
-form 170 graph
-form 110 outside
-form 110 host
-form 90 unbuffered
-form 80 async
-form 100 independent
+form 150 graph
+form 90 outside
+form 90 host
+form 70 unbuffered
+form 70 async
+form 70 independent
 pack profiles "$SCRATCH/profiles"
 finish

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from hybrid_jax.engine.programs.loops import GPU_OPTIONS, LOOP_OPTIONS
 from pallas_kernels.plan import Chip
 from tests.aot.chip import CHIPS, chip_of, compile_for_gpu
 from tests.aot.models import decode_step, hybrid_7b, mixture, prefill_step
@@ -43,7 +44,11 @@ def test_steps_compile_for_every_chip_with_all_of_their_kernels(step, chip):
     """No operation is left to XLA on any of them."""
     make, config, sizes = STEPS[step]
     function, specs = make(config, num_frames=FRAMES, chip=chip, **sizes)
-    compiled = compile_for_gpu(function, *specs, donate=(1,), chip=chip, spills=True)
+    options = LOOP_OPTIONS if make is decode_step else GPU_OPTIONS
+    compiled = compile_for_gpu(
+        function, *specs, donate=(1,), chip=chip, spills=True, options=options
+    )
+    assert compiled.outer == ("kCommandBuffer",)
     assert max(launch.shared_bytes for launch in compiled.launches) <= chip_of(chip).shared_bytes
     layers = {"experts, decode": 2, "experts, prefill": 1}.get(step, 0)
     for name in ("expert_up", "expert_down"):

@@ -126,13 +126,14 @@ def test_what_failed_or_differs_is_said(found, tmp_path, capsys):
     assert not anatomy.same_bits(forms)
 
 
-def test_bits_are_the_same_within_a_form_and_between_forms(found):
+def test_bits_are_the_same_within_a_form(found):
+    """Another form is another program, whose bits may differ: the tables say so, and it is no error."""
     forms = found["forms"]
     assert anatomy.same_bits(forms)
-    for change in ({"different": 2}, {"first": "bb"}):
+    for change, same in (({"different": 2}, False), ({"first": "bb"}, True)):
         other = copy.deepcopy(forms)
         other["outside"]["rows"]["64"]["bits"] |= change
-        assert not anatomy.same_bits(other)
+        assert anatomy.same_bits(other) == same
     forms["outside"]["rows"]["64"]["bits"] = {"error": "RuntimeError"}
     assert anatomy.same_bits(forms)
 
