@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """What a GPU has for the programs of a kernel: launches are cut up and tiles are chosen by it. Static under jit.
+    """The facts about a GPU by which launches are split and tiles are chosen. Static under jit.
 
     Attributes:
         num_sms: multiprocessors that a launch should fill.

@@ -46,8 +46,7 @@ def shared_bytes(config: Config, dtype: str, *, matrices: int, chip: Chip) -> in
 
 
 def why_unsupported(num_experts: int, dtype: str, chip: Chip) -> str | None:
-    """Why the kernels cannot take so many experts of a dtype on a chip, with as few visits or as many as there may be;
-    None if they can."""
+    """Why the kernels cannot take so many experts of a dtype on a chip, for any number of visits; None if they can."""
     reason = over_limit(("there must be at most {} experts", MAX_EXPERTS, num_experts))
     if reason is not None:
         return reason
