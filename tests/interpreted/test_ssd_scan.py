@@ -21,11 +21,6 @@ from tests.kernels.framed import framed
 from tests.kernels.ssd_scans import RAGGED, ROUNDED, TAIL, assert_close, scan
 from tests.kernels.ssd_scans_in_frames import ODD, arguments, expected, records_of
 
-try:
-    from pallas_kernels.ssd_scan import triton_kernel as kernels
-except ModuleNotFoundError:
-    pytest.skip("needs triton", allow_module_level=True)
-
 CUT = Case(
     name="cut_into_segments",
     rows=5,
@@ -185,6 +180,8 @@ def test_programs_may_run_in_any_order_also_where_a_checkpoint_is_written_over(c
 @pytest.mark.parametrize("ahead", [1, triton_scan.AHEAD])
 def test_states_at_the_starts_of_segments_are_those_of_the_recurrence(ahead):
     """Of more segments than are loaded at once, words that fill no block, rows that end anywhere, and an empty one."""
+    from pallas_kernels.ssd_scan.triton_kernel import starts_kernel
+
     rows, heads, words, segments, per_frame = 4, 3, 700, 11, 2
     rng = np.random.default_rng(0)
     arena = rng.standard_normal((2 * rows + 1, per_frame * words)).astype(np.float32)
@@ -202,7 +199,7 @@ def test_states_at_the_starts_of_segments_are_those_of_the_recurrence(ahead):
             state = state * np.exp2(totals[row, head, i]) + added[row, head, i]
             want[row, head, i] = state
     (got,) = jax_triton.call(
-        *(kernels.starts_kernel, added, arena.view(np.uint32), read, exists, totals, lengths),
+        *(starts_kernel, added, arena.view(np.uint32), read, exists, totals, lengths),
         np.array([0, segments * SHORTEST, 0], np.int32),
         in_place=[0],
         grid=(-(-words // triton_scan.BLOCK), heads, rows),

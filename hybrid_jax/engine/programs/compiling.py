@@ -136,9 +136,9 @@ class Program:
 
     Args:
         function: a function of arrays. donated: the arguments whose memory it takes. name: its name in the log.
-        compiling: keeps the clock. platform: the platform that it is compiled for. options: of the compiler, or None.
+        compiling: keeps the clock. platform: the platform that it is compiled for.
         store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
-        device: where arrays are that are on no device on purpose; None for jax's first.
+        device: where arrays are that are on no device on purpose; None for jax's first. options: of the compiler.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class Program:
         donated: int | tuple[int, ...],
         compiling: Compiling,
         platform: str,
-        options: Mapping[str, str | int] | None = None,
         name: str = "",
         store: ProgramStore | None = None,
         identity: str = "",
         device: jax.Device | None = None,
+        options: Mapping[str, str | int] | None = None,
     ) -> None:
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store

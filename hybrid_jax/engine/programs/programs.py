@@ -122,11 +122,11 @@ class Programs:
             donated,
             self.compiling,
             self._device.platform,
-            options_for(self._device.platform, of_loops),
             name=title,
             store=self._store,
             identity=f"{name} {shape} {static}",
             device=self._device,
+            options=options_for(self._device.platform, of_loops),
         )
 
     def forget_loops(self) -> None:
