@@ -19,7 +19,7 @@ from hybrid_jax.geometry import KVPlace
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import Kind, PageEntry, StepSize, Weight, Weights
 from hybrid_jax.models import decoder
-from hybrid_jax.products.matrix import product
+from hybrid_jax.products.matrix import Matrix, as_matrix, product
 from hybrid_jax.state import Model, State
 from pallas_kernels.append_kv.entries import append_entries
 from pallas_kernels.dispatch import HIGHEST
@@ -156,8 +156,8 @@ def _heads(x: jax.Array, spec: Latent) -> jax.Array:
     return x.reshape(*x.shape[:2], spec.num_heads, spec.head_dim).astype(jnp.float32)
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32)
+def _wide(x: Matrix | jax.Array) -> jax.Array:
+    return as_matrix(x).values.astype(jnp.float32)
 
 
 def register() -> None:
