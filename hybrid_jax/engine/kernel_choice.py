@@ -14,6 +14,7 @@ import numpy as np
 from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.engine.programs.loops import first_line
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
@@ -185,8 +186,7 @@ class Trials:
             except Exception as failed:
                 if "RESOURCE_EXHAUSTED" in str(failed):
                     raise
-                lines = str(failed).strip().splitlines() or [""]
-                wrong = f"{type(failed).__name__}: {lines[0][:200]}"
+                wrong = f"{type(failed).__name__}: {first_line(failed)}"
                 require_working(wrong)
         if wrong is None:
             if self.store is not None:

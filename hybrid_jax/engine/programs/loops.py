@@ -80,6 +80,8 @@ def choose_loops(device: jax.Device, store: ProgramStore | None, trial: str) -> 
         return loops
     known = None if store is None else store.verdict(trial)
     why = _why_not(device) or (f"failed a trial: {known}" if known else None)
+    if why is None and known is None:  # a loop that has passed was compiled
+        why = refused(device)
     if why is not None:
         loops.by_the_host(why)
     loops.untried = why is None and known is None
@@ -98,7 +100,7 @@ def options_for(platform: str, loops: Loops | None) -> Mapping[str, str | int] |
 
 
 def _why_not(device: jax.Device) -> str | None:
-    """Why no loop can be in a command buffer on this device, as far as that is known without a trial; or None."""
+    """Why no loop can be in a command buffer on this device, as far as that is known without compiling one; or None."""
     if FLAG in os.environ.get("XLA_FLAGS", ""):
         return f"is left to XLA_FLAGS, which sets {FLAG}"
     if "rocm" in device.client.platform_version:
@@ -107,7 +109,7 @@ def _why_not(device: jax.Device) -> str | None:
         if found is not None and found < LEAST_CUDA:
             least, version = (".".join(map(str, version)) for version in (LEAST_CUDA, found))
             return f"needs a {what} of CUDA {least}, found {version}"
-    return refused(device)
+    return None
 
 
 def toolkit(device: jax.Device) -> tuple[int, int] | None:

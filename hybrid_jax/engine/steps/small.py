@@ -32,19 +32,26 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     return state.replace(rings=moved, tokens=tokens, lengths=lengths, drafting=drafting)
 
 
+def _beside_rings(state: State) -> dict[str, Any]:
+    """What has a row's values on its first axis."""
+    return {"tokens": state.tokens, "lengths": state.lengths, "drafting": state.drafting}
+
+
 def read_row(state: State, row: jax.Array) -> dict[str, Any]:
     """What the state has of one ring row, beside the arena and its slots."""
     of_layers = lambda x: jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)  # noqa: E731
     of_row = lambda x: jax.lax.dynamic_index_in_dim(x, row, keepdims=False)  # noqa: E731
-    held = {"tokens": state.tokens, "lengths": state.lengths, "drafting": state.drafting}
-    return {"rings": jax.tree.map(of_layers, state.rings), **jax.tree.map(of_row, held)}
+    return {
+        "rings": jax.tree.map(of_layers, state.rings),
+        **jax.tree.map(of_row, _beside_rings(state)),
+    }
 
 
 def write_row(state: State, row: jax.Array, held: dict[str, Any]) -> State:
     """Puts back what `read_row` has read."""
     of_layers = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, row, 1)  # noqa: E731
     of_row = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, row, 0)  # noqa: E731
-    parts = {"tokens": state.tokens, "lengths": state.lengths, "drafting": state.drafting}
+    parts = _beside_rings(state)
     new = {name: jax.tree.map(of_row, x, held[name]) for name, x in parts.items()}
     return state.replace(rings=jax.tree.map(of_layers, state.rings, held["rings"]), **new)
 
