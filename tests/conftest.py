@@ -40,7 +40,7 @@ enable_compile_cache("xla-tests")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-pytest_plugins = ["tests.llms", "tests.chosen"]
+pytest_plugins = ["tests.left_behind", "tests.llms", "tests.chosen"]
 # Every compiled program takes a few memory maps, of which Linux allows a process 65,530 by default; the compiler
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import logging
 import os
 import re
 from pathlib import Path
@@ -77,7 +78,7 @@ def blocks(page: Path) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_examples(page, shared_llm, monkeypatch, tmp_path):
+def test_page_examples(page, shared_llm, monkeypatch, tmp_path, caplog):
     found = blocks(page)
     for kind, line, source in found:
         assert kind in ("", "run"), f"{page.name}:{line}: write ```python or ```python run"
@@ -87,6 +88,7 @@ def test_page_examples(page, shared_llm, monkeypatch, tmp_path):
         pytest.skip("the bundled model is not there")
     monkeypatch.setattr(hybrid_jax, "LLM", shared_llm, raising=False)
     monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.NOTSET, "hybrid_jax")  # put back after a page that shows how to log
     namespace: dict = {"__name__": page.stem}
     for line, source in runnable:
         code = compile("\n" * (line - 1) + source, str(page), "exec", dont_inherit=True)
