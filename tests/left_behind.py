@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-# What pytest and the first engine of a process set.
-ONCE = ("PYTEST_CURRENT_TEST", "XLA_CLIENT_MEM_FRACTION")
+# Others are set by pytest, and by libraries once in a process.
+OURS = ("HYBRID_JAX", "JAX_", "XLA_FLAGS")
 
 
 def shared_by_all() -> dict[str, object]:
@@ -21,7 +21,9 @@ def shared_by_all() -> dict[str, object]:
     return {
         "the working folder": os.getcwd(),
         **{
-            f"os.environ[{name!r}]": value for name, value in os.environ.items() if name not in ONCE
+            f"os.environ[{name!r}]": value
+            for name, value in os.environ.items()
+            if name.startswith(OURS)
         },
         **{f"jax.config.{name}": value for name, value in jax.config.values.items()},
         **{f"the level of logger {name}": logging.getLogger(name).level for name in loggers},
