@@ -14,8 +14,8 @@ import numpy as np
 from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
-from hybrid_jax.engine.programs.loops import first_line
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
+from hybrid_jax.engine.trial_errors import fault_of
 from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import backend_on, left_to_xla
@@ -25,6 +25,7 @@ from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
 LOG = logging.getLogger("hybrid_jax.kernels")
+WITHOUT_TRITON = " without them: pip uninstall jax-triton"
 # Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens or few.
 SETTINGS = (
     (0.0, 0, 1.0, 0.0),
@@ -174,8 +175,7 @@ class Trials:
     def _tried(self, what: str, trial: Callable[[], str | None]) -> str | None:
         """Runs a trial that was not passed before.
 
-        An error for too little memory is raised, because it says nothing about a kernel. If it counted, the next start
-        might choose other kernels.
+        An error that says nothing about a kernel is raised. If it counted, the next start might choose other kernels.
         """
         if self.store is not None and self.store.verdict(what) == PASSED:
             return None
@@ -184,27 +184,16 @@ class Trials:
             try:
                 wrong = trial()
             except Exception as failed:
-                if "RESOURCE_EXHAUSTED" in str(failed):
+                place = self.place or jax.devices()[0]
+                wrong = fault_of(failed, place, tried="Triton kernels", remedy=WITHOUT_TRITON)
+                if wrong is None:
                     raise
-                wrong = f"{type(failed).__name__}: {first_line(failed)}"
-                require_working(wrong)
         if wrong is None:
             if self.store is not None:
                 self.store.note(what, PASSED)
             return None
         LOG.warning("Triton kernels failed a trial, Pallas kernels serve: %s", wrong)
         return f"they failed a trial: {wrong}"
-
-
-def require_working(wrong: str) -> None:
-    """Raises if the device has stopped working: after a bad access, CUDA refuses all further work in this process."""
-    try:
-        jax.block_until_ready(jnp.zeros(1) + 1)
-    except Exception as error:
-        raise RuntimeError(
-            f"LLM: the GPU stopped working in a trial of Triton kernels ({wrong}); start again without them: "
-            "pip uninstall jax-triton"
-        ) from error
 
 
 def try_sampling(vocab_size: int) -> str | None:

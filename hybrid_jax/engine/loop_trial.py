@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from hybrid_jax.engine.programs.loops import BEGUN, Loops, first_line
+from hybrid_jax.engine.programs.loops import BEGUN, Loops
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
+from hybrid_jax.engine.trial_errors import fault_of
 from hybrid_jax.schedule.plan import DecodeRow
 
 STEPS = 2
@@ -26,6 +27,7 @@ NO_TOKEN = -1
 # A call that takes so long, and is done when it returns, has waited for its steps. To start a graph takes less.
 WAITED_SECONDS = 2e-3
 UNDECIDED = "undecided"
+WITHOUT_LOOPS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL"
 T = TypeVar("T")
 
 
@@ -130,14 +132,15 @@ class LoopTrial:
     """The trial of an engine's loops.
 
     Args:
-        loops: learns what came of it. store: remembers it, or None. name: of the trial there.
-        may_wait: a call may wait for its steps, as on a CPU.
+        loops: learns what came of it. device: where programs run.
+        store: remembers what came of it, or None. name: of the trial there.
     """
 
     def __init__(
-        self, loops: Loops, store: ProgramStore | None, name: str, *, may_wait: bool
+        self, loops: Loops, device: jax.Device, store: ProgramStore | None, name: str
     ) -> None:
-        self._loops, self.store, self.name, self.may_wait = loops, store, name, may_wait
+        self._loops, self._device, self.store, self.name = loops, device, store, name
+        self.may_wait = device.platform != "gpu"  # a call may wait for its steps
         self._has_run = False  # a program with a loop
 
     def run(
@@ -152,7 +155,7 @@ class LoopTrial:
         """Tries a loop; the arguments are those of `wrong_with_loop`. If it failed, the host starts each step now.
 
         Raises:
-            LoopFailed: the program raised.
+            LoopFailed: the program raised. Other errors say nothing about the loop.
         """
         with self._begun():
             wrong = wrong_with_loop(row, call, read, write, tokens=tokens, may_wait=self.may_wait)
@@ -185,14 +188,15 @@ class LoopTrial:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """An error inside is the loop's, unless it says something else."""
+        """An error inside is the loop's, unless it says something else. If the device stops, `BEGUN` stays noted."""
         try:
             yield
         except Exception as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
+            remedy = "" if self.store is not None else f" with {WITHOUT_LOOPS}"
+            wrong = fault_of(error, self._device, tried="a loop over steps", remedy=remedy)
+            if wrong is None:
                 self._note(None)
                 raise
-            wrong = f"{type(error).__name__}: {first_line(error)}"
             self._end(wrong)
             raise LoopFailed(wrong) from error
         except BaseException:  # somebody ends the process

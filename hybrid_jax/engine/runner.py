@@ -110,8 +110,7 @@ class Runner:
         device = device_of(params)
         name = f"loop over steps {self.model}"
         self.loops = choose_loops(device, store, name)
-        may_wait = device.platform != "gpu"
-        self._trial = LoopTrial(self.loops, store, name, may_wait=may_wait)
+        self._trial = LoopTrial(self.loops, device, store, name)
         self.programs = Programs(
             engine,
             self.model,

@@ -15,7 +15,7 @@ import pytest
 
 from hybrid_jax.config import PALLAS, XLA, EngineConfig
 from hybrid_jax.engine import engine as engines
-from hybrid_jax.engine import kernel_choice
+from hybrid_jax.engine import kernel_choice, trial_errors
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import (
     Kernels,
@@ -331,6 +331,15 @@ def test_too_little_memory_for_a_trial_is_no_verdict(triton):
         chosen()
 
 
+def test_a_compiler_that_compiles_nothing_at_the_moment_is_no_verdict(triton, tmp_path):
+    store = ProgramStore(tmp_path, jax.devices()[0])
+    triton.setitem(SAMPLING, "triton", broken)
+    triton.setattr(trial_errors, "compile_something", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        chosen(store=store)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton, caplog):
     def wrong(*args, **kwargs):
         y, arena = FRAMES["xla"](*args, **kwargs)
@@ -347,7 +356,7 @@ def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton, cap
 
 def test_a_device_that_a_trial_has_broken_is_said(triton):
     def breaks(*args, **kwargs):
-        triton.setattr(kernel_choice.jnp, "zeros", broken)
+        triton.setattr(trial_errors, "copy_there_and_back", broken)
         return broken()
 
     triton.setitem(SAMPLING, "triton", breaks)

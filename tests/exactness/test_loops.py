@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import loop_trial
+from hybrid_jax.engine import loop_trial, trial_errors
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs import loops
 from hybrid_jax.engine.programs.compiling import Program
@@ -205,6 +205,45 @@ def test_too_little_memory_says_nothing_about_the_loop(store, monkeypatch):
             drive(engine, jobs(engine.config.vocab_size))
     assert engine.runner.loops == Loops(untried=True)
     assert store.verdict(engine.runner._trial.name) is None
+    engine.close()
+
+
+def test_a_compiler_that_compiles_nothing_at_the_moment_says_nothing_about_the_loop(
+    store, monkeypatch
+):
+    def full(device):
+        raise OSError("No space left on device")
+
+    wrong_programs(monkeypatch, refuses)
+    monkeypatch.setattr(trial_errors, "compile_something", full)
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._trial.store = store
+        untried(engine)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="NOT_SUPPORTED"):
+            drive(engine, jobs(engine.config.vocab_size))
+    assert engine.runner.loops == Loops(untried=True)
+    assert store.verdict(engine.runner._trial.name) is None
+    engine.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_device_that_stops_in_a_trial_is_said_and_the_next_process_does_without(
+    kept, store, monkeypatch
+):
+    def stopped(device):
+        raise jax.errors.JaxRuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    wrong_programs(monkeypatch, refuses)
+    monkeypatch.setattr(trial_errors, "copy_there_and_back", stopped)
+    remedy = "start again$" if kept else "start again with XLA_FLAGS=--xla_gpu_enable_command_buf"
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._trial.store = store if kept else None
+        untried(engine)
+        with pytest.raises(RuntimeError, match=f"stopped working in a trial of a loop.*{remedy}"):
+            drive(engine, jobs(engine.config.vocab_size))
+    assert store.verdict(engine.runner._trial.name) == (BEGUN if kept else None)
     engine.close()
 
 
