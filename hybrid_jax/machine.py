@@ -125,6 +125,19 @@ def cuda_driver() -> tuple[int, int] | None:
     return None if failed else (version.value // 1000, version.value % 1000 // 10)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine runs; on Windows that is not asked, and the answer is no."""
+    if sys.platform == "win32":
+        return False  # signal 0 would end it
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
 def widens_bfloat16() -> bool:
     """Whether jax's CPU compiler makes float32 copies of all bfloat16 weights in every step, as before jax 0.11."""
     try:

@@ -583,7 +583,10 @@ def test_a_job_runs_what_is_near_and_leaves_a_result(root, tmp_path):
     done = subprocess.run(command, cwd=root, env=os.environ | given, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     result = json.loads((tmp_path / "job_numeric.json").read_text())
-    assert result["ran"].keys() == {"tests/test_drawing.py"} and result["passed"] >= 4
+    files = {
+        unit.partition("::")[0] for unit in result["ran"]
+    }  # a long test has an entry of its own
+    assert files == {"tests/test_drawing.py"} and result["passed"] >= 4
     assert (result["left"], result["job"]) == (["tests/test_costs.py"], "quickly")
     assert result["collected"]["tests"] > result["passed"] and result["spine"] == {}
 

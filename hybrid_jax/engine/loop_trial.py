@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from hybrid_jax.engine.programs.loops import BEGUN, Loops
+from hybrid_jax.engine.programs.loops import Begun, Loops
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.engine.trial_errors import fault_of
 from hybrid_jax.schedule.plan import DecodeRow
@@ -68,7 +68,7 @@ class Outcome:
     """What a row drew, and the bytes that it left in its ring.
 
     Attributes:
-        counts: tokens that each call drew. waited: the last call has waited for its steps.
+        counts: tokens that each call drew. waited: every call has waited for its steps.
     """
 
     drawn: list[int]
@@ -100,11 +100,11 @@ def wrong_with_loop(
         jax.block_until_ready(read())
         drawn: list[int] = []
         counts: list[int] = []
-        left, held, waited = row.num_tokens, before, False
+        left, held, waited = row.num_tokens, before, True
         for num_steps in calls:
             start = time.perf_counter()
             made = call(replace(row, num_tokens=left), num_steps)
-            waited = made.is_ready() and time.perf_counter() - start > WAITED_SECONDS
+            waited &= made.is_ready() and time.perf_counter() - start > WAITED_SECONDS
             new = np.asarray(made)
             drawn += (new := new[new != NO_TOKEN].tolist())
             counts.append(len(new))
@@ -123,7 +123,8 @@ def wrong_with_loop(
         return f"{STEPS} steps in one call differ from the same in {STEPS} calls"
     if not all(one_by_one.counts):
         return UNDECIDED
-    if again.waited and not may_wait:
+    # A host that paused once looks the same, so each call must have waited.
+    if not may_wait and together.waited and again.waited and one_by_one.waited:
         return "its call waited for its steps, so the compiler left it out of the command buffer"
     return None
 
@@ -142,6 +143,7 @@ class LoopTrial:
         self._loops, self._device, self.store, self.name = loops, device, store, name
         self.may_wait = device.platform != "gpu"  # a call may wait for its steps
         self._has_run = False  # a program with a loop
+        self._ends = 0  # earlier processes that have ended in this trial
 
     def run(
         self,
@@ -181,19 +183,26 @@ class LoopTrial:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        """That a loop runs is kept meanwhile. If it ends the process, the next one does not run it again."""
-        self._note(BEGUN)
+        """That a loop runs is noted meanwhile. If it ends the process, and another one, no later one runs it again."""
+        if self.store is not None:
+            earlier = Begun.read(self.store.verdict(self.name))
+            self._ends = max(self._ends, 0 if earlier is None else earlier.ended)
+        self._note(str(Begun.now(self._ends)))
         with self._failing():
             yield
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """An error inside is the loop's, unless it says something else. If the device stops, `BEGUN` stays noted."""
+        """An error inside is the loop's, unless it says something else."""
         try:
             yield
         except Exception as error:
             remedy = "" if self.store is not None else f" with {WITHOUT_LOOPS}"
-            wrong = fault_of(error, self._device, tried="a loop over steps", remedy=remedy)
+            try:
+                wrong = fault_of(error, self._device, tried="a loop over steps", remedy=remedy)
+            except RuntimeError:
+                self._note("the GPU stopped working")
+                raise
             if wrong is None:
                 self._note(None)
                 raise

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -61,12 +61,14 @@ class Compiled:
         temp_bytes: memory beside arguments and results. alias_bytes: of arguments that results reuse.
         outer: kinds of what the host starts, in order: a command buffer is one, whatever is in it, and a loop is one
             whose steps the host starts.
+        ptx: of each kernel, by name, if asked for.
     """
 
     launches: tuple[Launch, ...]
     temp_bytes: int
     alias_bytes: int
     outer: tuple[str, ...] = ()
+    ptx: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Counter:
@@ -114,20 +116,21 @@ def compile_for_gpu(
     chip: str = H200,
     spills: bool = False,
     options: Mapping = GPU_OPTIONS,
+    keep_ptx: bool = False,
 ) -> Compiled:
     """Compiles a function of arrays. Too much shared memory is an error.
 
     Args:
         chip: one of `CHIPS`.
         spills: registers may spill; if not, that is an error too.
-        options: of the compiler, as an engine gives them.
+        options: of the compiler, as an engine gives them. keep_ptx: for `Compiled.ptx`.
     """
     with for_cuda():  # as an engine does
         lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate)
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "xla_dump_to": folder,
-            "xla_dump_emitter_re": "none",
+            "xla_dump_emitter_re": "ptx" if keep_ptx else "none",
             "xla_gpu_fail_ptx_compilation_on_register_spilling": not spills,
             **options,
         }
@@ -137,6 +140,8 @@ def compile_for_gpu(
         passed = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
         # XLA writes it where it has changed something.
         outer = tuple(re.findall(r"^\d+: (k\w+)", "".join(p.read_text() for p in passed), re.M))
+        texts = [file.read_text() for file in Path(folder).glob("*.ptx")]
+    ptx = {name: text for text in texts for name in re.findall(r"\.entry (\w+)", text)}
     launches = tuple(
         Launch(m[1], m[2], tuple(map(int, m[3].split(","))), int(m[4]))
         if m[3]
@@ -144,4 +149,4 @@ def compile_for_gpu(
         for m in found
         if m
     )
-    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer)
+    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer, ptx)

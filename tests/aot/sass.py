@@ -61,7 +61,7 @@ def of_program(
         dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
         lowered.compile(compiler_options={**dump, **GPU_OPTIONS})
         sources = [file.read_text() for file in Path(folder).glob("*ptx*")]
-    return [_assembled(ptx, chip=chip) for ptx in sources if ".entry" in ptx]
+    return [assembled(ptx, chip=chip) for ptx in sources if ".entry" in ptx]
 
 
 @contextlib.contextmanager
@@ -76,14 +76,15 @@ def recorded(*functions) -> Iterator[list[Code]]:
 
     def compile_and_record(*args):
         result = compile_ptx(*args)
-        found.append(_assembled(result.binary, result.shared_mem_bytes))
+        found.append(assembled(result.binary, result.shared_mem_bytes))
         return result
 
     with mock.patch.object(triton_lib, "compile_ttir_to_ptx_inplace", compile_and_record):
         yield found
 
 
-def _assembled(ptx: str, shared_bytes: int = 0, chip: str = H200) -> Code:
+def assembled(ptx: str, shared_bytes: int = 0, chip: str = H200) -> Code:
+    """What PTX with one kernel becomes on a chip."""
     import triton
 
     tools = triton.knobs.nvidia

@@ -6,20 +6,27 @@ import re
 
 import pytest
 
-from hybrid_jax.engine.programs.loops import GPU_OPTIONS, LOOP_OPTIONS
 from pallas_kernels.plan import Chip
-from tests.aot.chip import CHIPS, chip_of, compile_for_gpu
-from tests.aot.models import decode_step, hybrid_7b, mixture, prefill_step
+from tests.aot.chip import CHIPS, chip_of
+from tests.aot.kernels import needs_disassembler
+from tests.aot.resources import CASES, compiled, recorded, used
 from tests.drawing import left_to_all
 
-FRAMES = 4096
-# Steps that each chip compiles. Some of their smaller kernels spill a few bytes of a thread on some chips.
-STEPS = {
-    "experts, decode": (decode_step, mixture("M*"), {"rows": 64}),
-    "experts, prefill": (prefill_step, mixture("M"), {"rows": 1, "chunk": 8192}),
-    "decode": (decode_step, hybrid_7b(1), {"rows": 64}),
-    "prefill": (prefill_step, hybrid_7b(1), {"rows": 1, "chunk": 2048}),
+EXPERTS = ("expert_visits", "expert_up", "expert_down")
+KERNELS = {
+    "decode": ("ssd_window", "paged_attention", "ssd_fold"),
+    "prefill": ("ssd_scan", "paged_attention"),
+    "experts, decode": (*EXPERTS, "ssd_window", "paged_attention"),
+    "experts, prefill": (*EXPERTS, "ssd_scan"),
+    "gated delta, decode": ("gated_delta_window", "paged_attention", "ssd_fold"),
+    "gated delta, prefill": ("gated_delta_solve", "gated_delta_scan", "paged_attention"),
 }
+for step in ("decode", "prefill"):
+    KERNELS[f"FP8 pages, {step}"] = KERNELS[step]
+# Bytes of a thread that spill; elsewhere nothing does.
+SPILLS: dict[tuple[str, str], int] = {}
+# A chip's own, and the others left to all: the experts of long prompts want most of a program.
+FIRST = ("experts, prefill-l40s", "decode-a100")
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -36,22 +43,32 @@ def test_the_engine_knows_what_a_chip_has(name):
     )
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("step", STEPS)
-@left_to_all("decode", "prefill", "experts, decode")
-@left_to_all(*(f"experts, prefill-{chip}" for chip in CHIPS if chip != "l40s"))
+cases = pytest.mark.parametrize(("step", "chip"), CASES)
+
+
+@cases
+@left_to_all(*(case for case in map("-".join, CASES) if case not in FIRST))
 def test_steps_compile_for_every_chip_with_all_of_their_kernels(step, chip):
     """No operation is left to XLA on any of them."""
-    make, config, sizes = STEPS[step]
-    function, specs = make(config, num_frames=FRAMES, chip=chip, **sizes)
-    options = LOOP_OPTIONS if make is decode_step else GPU_OPTIONS
-    compiled = compile_for_gpu(
-        function, *specs, donate=(1,), chip=chip, spills=True, options=options
-    )
-    assert compiled.outer == ("kCommandBuffer",)
-    assert max(launch.shared_bytes for launch in compiled.launches) <= chip_of(chip).shared_bytes
-    layers = {"experts, decode": 2, "experts, prefill": 1}.get(step, 0)
-    for name in ("expert_up", "expert_down"):
-        assert len(compiled.named(name)) == layers
-    assert compiled.named("ssd_window" if "decode" in step else "ssd_scan")
-    assert step == "experts, prefill" or compiled.named("paged_attention")
+    found = compiled(step, chip)
+    assert found.outer == ("kCommandBuffer",)
+    assert max(launch.shared_bytes for launch in found.launches) <= chip_of(chip).shared_bytes
+    for name in KERNELS[step]:
+        assert found.named(name), name
+
+
+@needs_disassembler
+@cases
+@left_to_all(*(case for case in map("-".join, CASES) if case not in FIRST))
+def test_kernels_take_what_the_table_says_of_a_chip(step, chip):
+    """Registers and spilled bytes of a thread, and shared memory of a program."""
+    assert used(step, chip) == recorded()[step, chip]
+
+
+def test_the_table_has_every_step_and_chip_and_what_spills_is_little():
+    table = recorded()
+    assert list(table) == CASES
+    for (step, chip), kernels in table.items():
+        for name, (_, spilled, shared) in kernels.items():
+            assert spilled <= SPILLS.get((chip, name), 0), (step, chip, name)
+            assert shared <= chip_of(chip).shared_bytes

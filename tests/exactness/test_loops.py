@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +25,7 @@ from hybrid_jax.engine import loop_trial, trial_errors
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs import loops
 from hybrid_jax.engine.programs.compiling import Program
-from hybrid_jax.engine.programs.loops import BEGUN, Loops, choose_loops
+from hybrid_jax.engine.programs.loops import Begun, Loops, choose_loops
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from tests.drawing import left_to_all
 from tests.exactness.conftest import load
@@ -243,14 +247,16 @@ def test_a_device_that_stops_in_a_trial_is_said_and_the_next_process_does_withou
         untried(engine)
         with pytest.raises(RuntimeError, match=f"stopped working in a trial of a loop.*{remedy}"):
             drive(engine, jobs(engine.config.vocab_size))
-    assert store.verdict(engine.runner._trial.name) == (BEGUN if kept else None)
+    verdict = "the GPU stopped working" if kept else None
+    assert store.verdict(engine.runner._trial.name) == verdict
     engine.close()
 
 
 def test_a_process_that_is_ended_in_a_trial_says_nothing_about_the_loop(store, monkeypatch):
     def mistake(run, args, number):
         if number > 1:  # the first one compiles
-            assert store.verdict(engine.runner._trial.name) == BEGUN
+            begun = Begun.read(store.verdict(engine.runner._trial.name))
+            assert (begun.ends, begun.pid, begun.ended) == (0, os.getpid(), 0)
             raise KeyboardInterrupt
         return run(*args)
 
@@ -285,12 +291,17 @@ def test_programs_of_the_other_form_serve_no_more():
     engine.close()
 
 
-def test_a_call_that_waits_for_its_steps_is_left_to_the_host(store, monkeypatch):
-    """That is a loop which the compiler left out of the command buffer: its tokens are right."""
+@pytest.mark.parametrize("always", [True, False])
+def test_calls_that_wait_for_their_steps_are_left_to_the_host(always, store, monkeypatch):
+    """That is a loop which the compiler left out of the command buffer: its tokens are right.
+
+    A host that was busy once is no loop that waits.
+    """
+    monkeypatch.setattr(loop_trial, "WAITED_SECONDS", 0.5)
 
     def waits(run, args, number):
         made = jax.block_until_ready(run(*args))
-        time.sleep(2 * loop_trial.WAITED_SECONDS)
+        time.sleep(0.6 if always or number == 3 else 0.0)
         return made
 
     wrong_programs(monkeypatch, waits)
@@ -299,10 +310,14 @@ def test_a_call_that_waits_for_its_steps_is_left_to_the_host(store, monkeypatch)
     def watch(engine: Engine) -> None:
         untried(engine)
         engine.runner._trial.may_wait = False
-        tried.append(engine)
+        tried.append(engine.runner)
 
-    assert run(NAME, watch, store).outputs == wanted(NAME).outputs
-    assert "its call waited for its steps" in tried[0].runner.loops.why_not
+    if always:
+        assert run(NAME, watch, store).outputs == wanted(NAME).outputs
+        assert "its call waited for its steps" in tried[0].loops.why_not
+    else:
+        run(NAME, watch, store)
+        assert tried[0].loops == Loops()
 
 
 def test_a_row_that_stops_at_once_decides_nothing(store):
@@ -390,8 +405,40 @@ def test_a_new_gpu_loops_after_a_trial(gpu, store):
     assert choose_loops(jax.devices()[0], store, "other") == Loops()
 
 
-@pytest.mark.parametrize("verdict", [BEGUN, "its second run differs from its first"])
-def test_what_went_wrong_is_not_tried_again(gpu, store, verdict):
+def test_a_trial_in_which_processes_ended_is_left_alone_after_the_second(gpu, store):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    here, gone = socket.gethostname(), process.pid
+    untried = Loops(untried=True)
+    for begun, found in (
+        (Begun(0, here, os.getppid(), 0.0), untried),  # it runs
+        (Begun(0, here, gone, 0.0), untried),  # somebody may have killed it
+        (Begun(1, here, os.getppid(), 0.0), untried),
+        (Begun(1, here, gone, 0.0), None),
+        (Begun(1, "another", gone, time.time()), untried),
+        (Begun(1, "another", gone, time.time() - 700), None),
+    ):
+        store.note("t", str(begun))
+        assert Begun.read(store.verdict("t")) == begun
+        why = "failed a trial: 2 processes ended while they tried it"
+        assert choose_loops(gpu, store, "t") == (found or Loops(inside=False, why_not=why)), begun
+
+
+def test_a_trial_counts_the_processes_that_ended_in_it_before(store):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    trial = loop_trial.LoopTrial(Loops(untried=True), jax.devices()[0], store, "t")
+    store.note("t", str(Begun(0, socket.gethostname(), process.pid, 0.0)))
+    found = []
+    for _ in range(2):  # a warm-up, and the trial
+        with trial._begun():
+            found.append(Begun.read(store.verdict("t")).ends)
+        trial._note(None)
+    assert found == [1, 1]
+
+
+def test_what_went_wrong_is_not_tried_again(gpu, store):
+    verdict = "its second run differs from its first"
     store.note("t", verdict)
     found = choose_loops(gpu, store, "t")
     assert found == Loops(inside=False, why_not=f"failed a trial: {verdict}")

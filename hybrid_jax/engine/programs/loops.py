@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.machine import cuda_driver
+from hybrid_jax.machine import cuda_driver, is_running
 
 LOG = logging.getLogger("hybrid_jax.kernels")
 FLAG = "xla_gpu_enable_command_buffer"
@@ -39,7 +41,51 @@ LOOP_OPTIONS: dict[str, str | int] = {
     FLAG: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
     "xla_gpu_graph_min_graph_size": 1,
 }
-BEGUN = "the process ended meanwhile"
+BEGUN = "begun"  # the first word of the note of a trial that runs, or in which a process has ended
+MOST_ENDS = 2  # a process may have been killed by somebody once
+ELSEWHERE_SECONDS = 600.0  # a trial of another machine has ended by then
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The note of a trial that has begun. It is taken away when the trial ends, unless the process ends with it.
+
+    Attributes:
+        ends: processes that have ended in such a trial before. host, pid: the process that tries now. at: seconds since
+            1970.
+    """
+
+    ends: int
+    host: str
+    pid: int
+    at: float
+
+    @classmethod
+    def now(cls, ends: int) -> Begun:
+        """That this process begins."""
+        return cls(ends, socket.gethostname(), os.getpid(), time.time())
+
+    @classmethod
+    def read(cls, note: str | None) -> Begun | None:
+        """The note in a store; None if it is another one."""
+        match (note or "").split():
+            case [word, ends, host, pid, at] if word == BEGUN:
+                return cls(int(ends), host, int(pid), float(at))
+        return None
+
+    def __str__(self) -> str:
+        return f"{BEGUN} {self.ends} {self.host} {self.pid} {self.at}"
+
+    @property
+    def ended(self) -> int:
+        """Processes that have ended in such a trial, with this one if it has."""
+        return self.ends + (not self._runs)
+
+    @property
+    def _runs(self) -> bool:
+        if self.host != socket.gethostname():
+            return time.time() - self.at < ELSEWHERE_SECONDS
+        return is_running(self.pid)
 
 
 @dataclass
@@ -79,6 +125,9 @@ def choose_loops(device: jax.Device, store: ProgramStore | None, trial: str) -> 
     if device.platform != "gpu":
         return loops
     known = None if store is None else store.verdict(trial)
+    if (begun := Begun.read(known)) is not None:
+        tried = f"{MOST_ENDS} processes ended while they tried it"
+        known = tried if begun.ended >= MOST_ENDS else None
     why = _why_not(device) or (f"failed a trial: {known}" if known else None)
     if why is None and known is None:  # a loop that has passed was compiled
         why = refused(device)
