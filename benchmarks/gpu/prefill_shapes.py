@@ -184,13 +184,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--only", help="traces, by name, with commas between")
     given = parser.parse_args()
+    traces = loads(given.requests)
+    wanted = given.only.split(",") if given.only else list(traces)
+    for trace in wanted:
+        if trace not in traces:
+            parser.error(f"--only: no trace {trace!r}; there are {', '.join(traces)}")
     report: dict[str, Any] = header() | {"model": MODEL, "requests": given.requests}
     report |= {"lists": {}, "traces": {}}
     for name, chosen in LISTS.items():
         with chosen.taken() as shapes:
             report["lists"][name] = {"shapes": shapes.prefill, "programs": len(shapes.prefill)}
-    for trace, requests in loads(given.requests).items():
-        if given.only and trace not in given.only.split(","):
+    for trace, requests in traces.items():
+        if trace not in wanted:
             continue
         report["traces"][trace] = rows = {}
         print(f"\n{trace}: list, programs, prompt tokens, padding, dispatches, cost per token")

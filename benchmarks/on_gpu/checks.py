@@ -24,7 +24,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import jax
-import pytest
+
+try:
+    import pytest
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"checks: {missing}; pip install -e '.[test]'") from None
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT, device_answers, header, write_json

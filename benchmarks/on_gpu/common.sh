@@ -10,19 +10,18 @@ while [ $# -gt 0 ]; do
     case "$1" in
     --peers) [ $# -gt 1 ] && [ -d "$2" ] || usage "--peers must name a folder of wheels, got '${2-}'"; PEERS=$2; shift ;;
     --smoke) SMOKE=1 ;;
+    -h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     -*) usage "unknown option '$1'" ;;
     *) [ -z "$OUT" ] || usage "one folder, got '$OUT' and '$1'"; OUT=$1 ;;
     esac
     shift
 done
 [ "$OUT" ] || usage "name a folder for the results"
-mkdir -p "$OUT" || usage "cannot write to '$OUT'"
+mkdir -p "$OUT" 2>/dev/null && [ -w "$OUT" ] || usage "cannot write to '$OUT'"
 OUT=$(cd "$OUT" && pwd)
 COMMIT=$(git rev-parse --short HEAD 2>/dev/null || cat .commit 2>/dev/null || true)
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-$([ "$SMOKE" ] && echo cpu || echo cuda)}
-LOG=$OUT/$(basename "$0" .sh).log
-: > "$LOG"
 python() { "${PYTHON:-python3}" "$@"; }
 if [ "$PEERS" ]; then # wheels are zip archives: unpacked, they need no pip and no network
     UNPACKED=$(mktemp -d)
@@ -37,10 +36,13 @@ fi
 found=$(python -c 'import pytest, hypothesis, jax; print(jax.default_backend())' 2>&1) || true
 found=${found##*$'\n'} # the last line: a backend, or an error
 case "$SMOKE $found" in
+1\ *ModuleNotFoundError*) usage "$found; pip install -e '.[test]'" ;;
 *ModuleNotFoundError*) usage "$found; pip install -e '.[cuda12,test]', or have the packages in FOLDER" ;;
 1\ * | *\ gpu) ;;
-*) usage "no GPU that jax can use (JAX_PLATFORMS=$JAX_PLATFORMS): $found; give --smoke to try it without one" ;;
+*) usage "no GPU that jax can use with JAX_PLATFORMS=$JAX_PLATFORMS; give --smoke to try it without one" ;;
 esac
+LOG=$OUT/$(basename "$0" .sh).log
+: > "$LOG"
 
 # part SECONDS NAME COMMAND...: runs it for at most so long, and no longer than is left of all
 part() {

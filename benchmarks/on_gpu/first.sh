@@ -5,7 +5,7 @@
 # kernels.json, first.log.
 # Triton kernels take part if jax-triton and triton can be imported (extra `triton`, or wheels of them in FOLDER).
 # FOLDER: wheels of public kernels to compare with (flash-linear-attention and the like); none is needed.
-# No network is used. It ends within 9.5 minutes. --smoke: seconds, on a CPU, to see that all of it works.
+# No network is used. It ends within 9.5 minutes. --smoke: some minutes on a CPU, to see that all of it works.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 . benchmarks/on_gpu/common.sh "$@"
@@ -13,9 +13,9 @@ cd "$(dirname "$0")/../.."
 # Compiling takes most of the time, so many processes share the card until times are measured.
 MANY=$(($(nproc) - 2 > 2 ? $(nproc) - 2 : 2))
 if [ "$SMOKE" ]; then
-    part 100 checks python -m benchmarks.on_gpu.checks --few --out "$OUT/checks.json"
-    part 100 engines python -m benchmarks.on_gpu.checks --few --engine --out "$OUT/engines.json"
-    part 100 answers python -m benchmarks.on_gpu.answers --few --out "$OUT/answers.json"
+    part 150 checks python -m benchmarks.on_gpu.checks --few --out "$OUT/checks.json"
+    part 150 engines python -m benchmarks.on_gpu.checks --few --engine --out "$OUT/engines.json"
+    part 150 answers python -m benchmarks.on_gpu.answers --few --out "$OUT/answers.json"
 else
     part 140 checks python -m benchmarks.on_gpu.checks --all --processes "$MANY" --minutes 2.2 --out "$OUT/checks.json"
     part 100 engines python -m benchmarks.on_gpu.checks --engine --processes "$((MANY / 2))" --minutes 1.5 \

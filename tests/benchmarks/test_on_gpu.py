@@ -108,7 +108,16 @@ def test_a_wrong_command_line_is_one_line(root, tmp_path, script, arguments, mes
 def test_without_a_gpu_nothing_is_begun(root, tmp_path, script):
     done = run(root, script, tmp_path / "a folder")
     assert done.returncode == 2 and done.stdout == ""
-    assert "no GPU that jax can use (JAX_PLATFORMS=cpu)" in done.stderr
+    assert "no GPU that jax can use with JAX_PLATFORMS=cpu" in done.stderr
+    assert list((tmp_path / "a folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_says_how_it_is_called(root, script):
+    done = run(root, script, "--help")
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0 and "OUT [--peers FOLDER] [--smoke]" in said
+    assert "OUT: a folder for the results" in said and "set -uo" not in said
 
 
 def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch):
