@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ class Chip:
 H200 = Chip(num_sms=132, shared_bytes=232_448, capability=(9, 0))  # where no device is known
 
 
+ADVICE = re.compile(r"; ([^;]*, or )?use 'xla'$")
+
+
 def over_limit(*limits: tuple[str, int, int]) -> str | None:
     """Why "pallas" cannot take arguments of these sizes, or None.
 
@@ -40,6 +44,16 @@ def over_limit(*limits: tuple[str, int, int]) -> str | None:
         if found > most:
             return f"{rule.format(most)} for 'pallas', got {found}; use 'xla'"
     return None
+
+
+def cause(reason: str) -> str:
+    """A reason why "pallas" cannot do something, without its advice to use "xla", for where that is done already.
+
+    Example:
+        >>> cause("head_dim must be at most 256 for 'pallas', got 512; use 'xla'")
+        "head_dim must be at most 256 for 'pallas', got 512"
+    """
+    return ADVICE.sub("", reason)
 
 
 def power_of_two(size: int) -> int:

@@ -50,24 +50,24 @@ def overview(
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
     geometry = make_geometry(model, config)
-    made = engine.backend.about
+    made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
         made += f", {slow}"
     made += said_of_others(engine.left_to_xla)
     lines = {
-        "model": f"{model.family}, {len(model.layers)} layers of width {model.width}{_cut(model)}",
+        "model": f"{model.family}, {counted(len(model.layers), 'layer')} of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
-        "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames"
+        "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
-        "rings": f"{format_size(sizes.ring_bytes)} for {config.max_rows} rows",
-        "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
+        "rings": f"{format_size(sizes.ring_bytes)} for {counted(config.max_rows, 'row')}",
+        "tables": f"{format_size(sizes.table_bytes)} for {counted(sizes.max_slots, 'checkpoint')}",
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
         "penalties and biases",
-        "sequences": f"up to {engine.max_model_len} tokens, {config.max_rows} at a time",
-        "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
-        f"and dispatch, made of {made}",
-        **({"loop": f"of {config.steps_per_dispatch} steps: {loops}"} if loops else {}),
+        "sequences": f"up to {counted(engine.max_model_len, 'token')}, {config.max_rows:,} at a time",
+        "steps": f"chunks of up to {counted(config.prefill_tokens, 'prompt token')}, "
+        f"{counted(config.steps_per_dispatch, 'token')} a row and dispatch, {made}",
+        **({"loop": f"of {counted(config.steps_per_dispatch, 'step')}: {loops}"} if loops else {}),
         **(_triton(engine.not_triton, scans) if engine.backend.name == PALLAS.name else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),
         **_ends(model, tokenizer),
@@ -171,7 +171,7 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
     size = checkpoint_bytes(geometry)
     said += f" with a checkpoint of {format_size(size)}"
     if geometry.has_pages:
-        said += f", as much as {round(size / kv_bytes_per_token(geometry))} tokens of KV"
+        said += f", as much as {counted(round(size / kv_bytes_per_token(geometry)), 'token')} of KV"
     return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"
 
 

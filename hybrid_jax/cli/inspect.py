@@ -8,7 +8,13 @@ import typer
 
 from hybrid_jax.cli.exits import JsonOption, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
-from hybrid_jax.cli.options.model import KVDtypeOption, LengthOption, MemoryOption, RowsOption
+from hybrid_jax.cli.options.model import (
+    KernelsOption,
+    KVDtypeOption,
+    LengthOption,
+    MemoryOption,
+    RowsOption,
+)
 from hybrid_jax.cli.words import flags_of_command, shell_words
 from hybrid_jax.sizing.devices import cards
 
@@ -34,6 +40,7 @@ def inspect(
         ),
     ] = "auto",
     kv_cache_dtype: KVDtypeOption = "auto",
+    kernels: KernelsOption = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
     cut: CutOption = None,
@@ -54,6 +61,13 @@ def inspect(
             "its list.",
         ),
     ] = None,
+    capability: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute capability of a GPU that --device-memory tells, such as 8.9: it decides on kernels and FP8.",
+            show_default="not known",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show whether a model fits, what it costs, and what `LLM()` would use. No weights are read."""
@@ -68,11 +82,13 @@ def inspect(
         max_model_len=max_model_len,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        kernels=kernels,
         grain=grain,
         page_tokens=page_tokens,
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,
+        capability=capability,
     )
     if found["remedy"] is not None:
         found["remedy"] = shell_words(found["remedy"], flags_of_command(context.command))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pallas_kernels.plan import H200, Chip
+from pallas_kernels.plan import H200, Chip, cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Backend:
     """What the steps of an engine are made of.
 
     Attributes:
-        name: as `EngineConfig.kernels` asks for it. about: the same in words.
+        name: as `EngineConfig.kernels` asks for it. about: the same in words. made: what steps are, in words.
         platforms: "cpu" or what programs a GPU, where it serves by itself.
         kernels: what runs each operation that `pallas_kernels` has.
         products: the module whose `PRODUCTS` multiply.
@@ -29,6 +29,7 @@ class Backend:
 
     name: str
     about: str
+    made: str
     platforms: tuple[str, ...]
     kernels: Literal["xla", "pallas"]
     products: str
@@ -53,6 +54,7 @@ class Backend:
 XLA = Backend(
     name="xla",
     about="what XLA compiles",
+    made="compiled by XLA",
     platforms=("cpu", "cuda"),
     kernels="xla",
     products="hybrid_jax.products.xla",
@@ -65,6 +67,7 @@ XLA = Backend(
 PALLAS = Backend(
     name="pallas",
     about="Pallas kernels",
+    made="made of Pallas kernels",
     platforms=("cuda",),
     kernels="pallas",
     products="hybrid_jax.products.kernels",
@@ -82,6 +85,7 @@ PLATFORMS = {
     "tpu": "TPUs",
     "METAL": "Apple GPUs",
 }
+EVERYTHING = "all operations"  # where no kernel can be used, in place of a name of one operation
 # What `EngineConfig.kernels` may be: "auto", and the name of each backend.
 Kernels = Literal["auto", "xla", "pallas"]
 BACKENDS = {backend.name: backend for backend in (XLA, PALLAS)}
@@ -95,4 +99,7 @@ def interpreted(kernels: str, platform: str) -> str:
 
 def said_of_others(left_to_xla: Mapping[str, str]) -> str:
     """Which operations XLA does although kernels do the rest, and why, to end a sentence; "" if there is none."""
-    return "".join(f"; XLA does {name}: {why}" for name, why in sorted(left_to_xla.items()))
+    said = [f"; XLA does {name}: {cause(why)}" for name, why in sorted(left_to_xla.items())]
+    if said and EVERYTHING not in left_to_xla:
+        said.append(f"; only {'this is' if len(said) == 1 else 'these are'} slower")
+    return "".join(said)

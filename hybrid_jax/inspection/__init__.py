@@ -1,4 +1,5 @@
 """What a model costs and what of it fits a device, from its config alone: as data, as text, in a notebook. Never jax.
 
-May import: byte_sizes, config, costs, display, geometry, machine, models, sizing.
+May import: byte_sizes, config, costs, display, geometry, machine, models, pallas_kernels.plan,
+sizing.
 """

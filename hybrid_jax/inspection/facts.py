@@ -20,7 +20,7 @@ from hybrid_jax.geometry import (
     page_padding,
 )
 from hybrid_jax.sizing.budget import MemorySplit
-from hybrid_jax.sizing.devices import Device
+from hybrid_jax.sizing.devices import Device, cards
 from hybrid_jax.sizing.room import (
     Choose,
     Room,
@@ -30,6 +30,7 @@ from hybrid_jax.sizing.room import (
     left_to_xla,
     scanned_by_triton,
 )
+from pallas_kernels.plan import cause
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
@@ -72,11 +73,17 @@ def model_facts(
             fit: how `memory` is split, and what it holds: see `_fit`. If none is given and the device does not have
                 enough for the model, this is the default of a device that has.
             platform, device: "cpu" or "gpu", and the card's name if that is known.
+            capability, architecture, num_sms: compute capability, its name and multiprocessors of a GPU, as far as
+                known.
+            card_bytes: all memory that a card of this name has, whatever was given; None for others.
             machine_bytes, total_bytes: memory of the device that a model may take, and all memory of a card; None if
                 they are not known.
             kernels: what steps are made of: "xla", or "pallas", where Triton kernels may take a part.
             left_to_xla: operations that XLA does although kernels do the rest, and why.
+            runs_kernels, fp8_pages: whether the device runs Pallas kernels, and whether it takes FP8 pages unless
+                `kernels` is "xla"; None if that is not known.
             runs_triton: whether the device runs Triton kernels if jax-triton is installed; None if that is not known.
+            scanned_by_triton: whether these then scan prompts.
             shares: for some lengths, where the device's memory goes: see `_shares`. Empty if the model does not fit.
             temporary_bytes: of the largest step, an estimate.
             needed_bytes, needs: of weights, `memory` and temporaries together, and the parts in words. If the model
@@ -114,6 +121,7 @@ def model_facts(
     sizes = default if engine.memory is None and room.fits is False else room.sizes
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)
     room_of = _rooms(config, engine, device)
+    known, listed = device.is_host or device.capability is not None, cards().get(device.name or "")
     per_token, checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
     found = {
         "family": config.family,
@@ -154,12 +162,20 @@ def model_facts(
         "fit": _fit(geometry, sizes, engine, room_of),
         "platform": device.platform,
         "device": device.name,
+        "capability": device.capability,
+        "architecture": device.architecture,
+        "num_sms": device.num_sms,
+        "card_bytes": listed.num_bytes if listed else None,
         "machine_bytes": device.num_bytes,
         "total_bytes": device.total_bytes,
         "kernels": backend.name,
-        "left_to_xla": left_to_xla(config, engine, backend),
-        "runs_triton": None if device.capability is None else device.is_hopper,
-        "scanned_by_triton": scanned_by_triton(config),
+        "left_to_xla": {
+            name: cause(why) for name, why in left_to_xla(config, engine, backend).items()
+        },
+        "runs_kernels": device.runs_kernels if known else None,
+        "fp8_pages": device.converts_fp8 if known else None,
+        "runs_triton": device.is_hopper if known else None,
+        "scanned_by_triton": scanned_by_triton(config, engine),
         "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
         "temporary_bytes": room.temporary_bytes,
         "needed_bytes": room.needed_bytes,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
-from hybrid_jax.config import ModelConfig, resolve_dtype, with_asked_cut
+from hybrid_jax.config import XLA, ModelConfig, resolve_dtype, with_asked_cut
 from hybrid_jax.config.backend import said_of_others
 from hybrid_jax.config.model_directory import check_small_files, left_out, refuse_adapter
+from hybrid_jax.config.other_names import refuses_other_options
 from hybrid_jax.costs import SAVED_AT
 from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
@@ -33,13 +35,17 @@ from hybrid_jax.models.files import (
 from hybrid_jax.models.weight_files import weights_problem
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.defaults import choose_settings
-from hybrid_jax.sizing.devices import Device, card, host, installed_gpu, with_memory
+from hybrid_jax.sizing.devices import (
+    FIRST_WITH_FP8,
+    FIRST_WITH_KERNELS,
+    Device,
+    card,
+    host,
+    installed_gpu,
+    with_memory,
+)
 from hybrid_jax.sizing.room import GPU_MEMORY_SHARE
 
-KERNELS = {
-    "xla": "what XLA compiles",
-    "pallas": "Pallas",
-}
 # Columns of the table of what fits: the parts of `shares`, and their titles.
 SHARES = {
     "weight_bytes": "weights",
@@ -51,9 +57,11 @@ SHARES = {
     "reserved_bytes": "for CUDA",
 }
 LEAST_MEMORY = 1 << 24  # bytes of a device
+CAPABILITY = re.compile(r"\d{1,2}\.\d")
 ABOVE_SHARES = "The most rows (sequences at once) of one length, if the engine is made for them, and where memory goes:"
 
 
+@refuses_other_options("LLM")
 def inspect_model(
     model: str | Path | None = None,
     *,
@@ -69,6 +77,8 @@ def inspect_model(
     cut: int | None = None,
     kv_group: int = 1,
     state_group: int = 1,
+    kernels: str = "auto",
+    capability: str | None = None,
 ) -> ModelReport:
     """Says whether a model fits, what it costs, and what `LLM()` would use. No weights are read.
 
@@ -77,12 +87,15 @@ def inspect_model(
         device: what would run it: "cpu" or a card, such as "h100"; None for this machine, or with `device_memory` for a
             GPU of which nothing else is known.
         device_memory: all memory of the device, as a number of bytes or like "24GB"; None for what it is known to have.
-        memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens: as in `LLM`; if they are None,
-            what suits the device.
+        memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens, kernels: as in `LLM`; if they are
+            None, what suits the device.
         cut: try the model with a cut after this many layers (SwiftKV).
         kv_group, state_group: how many layers after that cut share keys and values, or a state.
+        capability: NVIDIA's compute capability of a GPU that is told by `device_memory`, such as "8.9"; None if it is
+            not known.
 
     Raises:
+        TypeError: an option has another name. The message has the name that was probably meant.
         FileNotFoundError: the model is not there.
         ValueError, NotImplementedError: its config or a setting is wrong or not supported. That the model does not fit
             is an answer, not an error.
@@ -99,7 +112,7 @@ def inspect_model(
         raise ValueError(
             f"device_memory: {device_memory} are {format_size(size)}, which no device has; give a unit, such as 24GB"
         )
-    where = _device(device, size)
+    where = _device(device, size, capability)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
         "max_rows": max_rows,
@@ -107,6 +120,7 @@ def inspect_model(
         "grain": grain,
         "page_tokens": page_tokens,
         "kv_cache_dtype": kv_cache_dtype,
+        "kernels": kernels,
     }
     given = {name: value for name, value in given.items() if value is not None}
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
@@ -127,10 +141,23 @@ def inspect_model(
     return ModelReport(found)
 
 
-def _device(name: str | None, num_bytes: int | None) -> Device:
+def _device(name: str | None, num_bytes: int | None, capability: str | None) -> Device:
     """The device of this name, or with so much memory; this machine's if neither is given."""
+    if capability is not None:
+        if name is not None:
+            raise ValueError(
+                f"capability: a named device has its own, got {capability!r} with device={name!r}; leave it out"
+            )
+        if num_bytes is None:
+            raise ValueError(
+                f"capability: {capability!r} alone does not describe a GPU; give device_memory='24GB', or what it has"
+            )
+        if CAPABILITY.fullmatch(capability) is None:
+            raise ValueError(
+                f"capability must be NVIDIA's compute capability, such as 8.9, got {capability!r}"
+            )
     if num_bytes is not None:
-        return with_memory(None if name is None else card(name), num_bytes)
+        return with_memory(None if name is None else card(name), num_bytes, capability)
     if name is not None:
         return card(name)
     if wanted := wants_missing_gpu():
@@ -145,7 +172,7 @@ class ModelReport(dict[str, Any]):
     """What `inspect_model` found: the keys of `model_facts`. `print` and a notebook show it in words.
 
     Example:
-        >>> print(str(inspect_model("hybrid_7b", device="h100")).splitlines()[2])
+        >>> print(str(inspect_model("hybrid_7b", device="h100")).splitlines()[3])
         blocks           24 Mamba2, 28 MLP, 4 Attention
     """
 
@@ -167,13 +194,14 @@ class ModelReport(dict[str, Any]):
         device = self["device"] or ("this machine" if self["platform"] == "cpu" else "this GPU")
         told = {
             device: _fits_device(self),
+            **({"card": _card(self)} if self["platform"] == "gpu" else {}),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
             "stored, and bfloat16 for float16)",
             "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']})",
             "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
-            "context": f"{self['max_position']:,} tokens",
+            "context": counted(self["max_position"], "token"),
         }
         if self["kv_bytes_per_token"]:
             told["KV"] = f"{format_size(self['kv_bytes_per_token'])} a token, {self['kv_dtype']}"
@@ -193,7 +221,7 @@ class ModelReport(dict[str, Any]):
                 told[f"{what} by {name}"] = ", ".join(by_group)
         if self["page_tokens"]:
             told["page"] = (
-                f"{self['page_tokens']} tokens in {counted(self['frames_per_page'], 'frame')} "
+                f"{counted(self['page_tokens'], 'token')} in {counted(self['frames_per_page'], 'frame')} "
                 f"({self['page_padding']:.1%} padding)"
             )
         if self["windows"]:
@@ -202,8 +230,9 @@ class ModelReport(dict[str, Any]):
         if self["ring_bytes_per_row"]:
             told["ring"] = f"{format_size(self['ring_bytes_per_row'])} a row"
         told |= {
-            "steps": f"{counted(self['max_rows'], 'row')}, chunks of up to {self['prefill_tokens']:,} prompt tokens, "
-            f"{self['steps_per_dispatch']} tokens a row and dispatch",
+            "steps": f"{counted(self['max_rows'], 'row')}, chunks of up to "
+            f"{counted(self['prefill_tokens'], 'prompt token')}, "
+            f"{counted(self['steps_per_dispatch'], 'token')} a row and dispatch",
             "kernels": _kernels(self),
             "default memory": _default_memory(self),
         }
@@ -216,13 +245,14 @@ class ModelReport(dict[str, Any]):
 
     def _what_fits(self) -> dict[str, str]:
         fit = self["fit"]
-        rows = (f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
+        rows = (f"{counted(count, 'row')} of {length:,}" for length, count in fit["rows"].items())
         return {
-            "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
-            f"frames, rings {format_size(fit['ring_bytes'])} for {counted(self['max_rows'], 'row')}, tables "
-            f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
-            f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
-            "longest context": f"{fit['longest_context']:,} tokens",
+            "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in "
+            f"{counted(fit['num_frames'], 'frame')}, rings {format_size(fit['ring_bytes'])} for "
+            f"{counted(self['max_rows'], 'row')}, tables {format_size(fit['table_bytes'])} for "
+            f"{counted(fit['num_slots'], 'checkpoint')}, logits {format_size(fit['logits_bytes'])}, penalties and "
+            f"biases {format_size(fit['adjust_bytes'])}",
+            "longest context": counted(fit["longest_context"], "token"),
             "most rows": ", ".join(rows) or "none",
         }
 
@@ -263,7 +293,7 @@ def _default_memory(found: dict[str, Any]) -> str:
             "needs room to try out its largest matrix product"
         )
     length = min(found["max_model_len"], DEFAULT_LENGTH)
-    said = f"{size} for {counted(found['max_rows'], 'row')} of up to {length:,} tokens"
+    said = f"{size} for {counted(found['max_rows'], 'row')} of up to {counted(length, 'token')}"
     if not is_host:
         return said
     return (
@@ -272,13 +302,51 @@ def _default_memory(found: dict[str, Any]) -> str:
     )
 
 
+def _card(found: dict[str, Any]) -> str:
+    """What a GPU is and can do, and whether it is taken to have more memory than it has."""
+    if found["capability"] is None:
+        said = (
+            f"its compute capability is not known; kernels need {_version(FIRST_WITH_KERNELS)} or more, FP8 pages "
+            f"{_version(FIRST_WITH_FP8)} or more, Triton 9.0"
+        )
+    else:
+        said = found["capability"]
+        if found["architecture"]:
+            said += f" ({found['architecture']})"
+        if found["num_sms"]:
+            said += f", {counted(found['num_sms'], 'multiprocessor')}"
+        can = {
+            "kernels": found["runs_kernels"],
+            "FP8 pages": found["fp8_pages"],
+            "Triton": found["runs_triton"],
+        }
+        said += "; " + ", ".join(f"{what} {'yes' if can[what] else 'no'}" for what in can)
+    has, given = found["card_bytes"], found["total_bytes"]
+    if has is not None and given > has:
+        said += f"; counted with {format_size(given)}, but this card has {format_size(has)}"
+    return said
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
 def _kernels(found: dict[str, Any]) -> str:
     """What steps are made of, what Triton does, and what is left to XLA."""
-    said = KERNELS[found["kernels"]]
-    if found["kernels"] == "pallas" and found["runs_triton"] is not False:
+    if found["kernels"] == XLA.name:
+        without = found["runs_kernels"] is False and found["platform"] == "gpu"
+        return (
+            XLA.made
+            + f", as kernels need compute capability {_version(FIRST_WITH_KERNELS)} or more"
+            * without
+        )
+    said = "Pallas"
+    if found["runs_kernels"] is None:
+        said += f", if the card is of compute capability {_version(FIRST_WITH_KERNELS)} or more"
+    if found["runs_triton"] is not False:
         where = "on Hopper " if found["runs_triton"] is None else ""
         scans = " and scans prompts" if found["scanned_by_triton"] else ""
-        said += f"; {where}Triton draws tokens{scans}"
+        said += f"; {where}with jax-triton, Triton draws tokens{scans}"
     return said + said_of_others(found["left_to_xla"])
 
 

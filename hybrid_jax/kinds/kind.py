@@ -297,11 +297,18 @@ class RecurrentKind(Kind):
     projection = "in_proj", "in_bias"
     state_flops: int  # for each element of the state and each token: decay, update, readout
     write_state_flops: int  # the same where nothing is read
-    triton = False  # whether there is a scan in Triton for Hopper
 
     def layout(self, spec: Any) -> StateLayout:
         """What one layer caches."""
         raise NotImplementedError
+
+    def triton_unsupported(self, spec: Any, dtype: str) -> str | None:
+        """Why no Triton kernel can scan prompts on a Hopper card, wherever one can be called; None if one can.
+
+        Args:
+            dtype: of activations.
+        """
+        return f"there is none for {type(spec).__name__}"
 
     def projected(self, spec: Any) -> tuple[int, int]:
         """Columns of all that in_proj and the cut's projection give, and rows of out_proj."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hybrid_jax.config import Mamba2
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, StepSize, Weight, Weights, without_state
 from hybrid_jax.kinds.matrix_state import MatrixSize, MatrixStateKind
+from pallas_kernels.ssd_scan.plan import why_not_triton
 
 
 class Mamba2Kind(MatrixStateKind):
@@ -12,12 +13,14 @@ class Mamba2Kind(MatrixStateKind):
 
     name = "mamba2"
     names = "z", "x", "B", "C", "dt"
-    triton = True
     state_flops = 6
     write_state_flops = 2  # the state decays once a tile
 
     def size(self, spec: Mamba2) -> MatrixSize:
         return MatrixSize(spec.num_heads, spec.head_dim, spec.num_groups, spec.state_size)
+
+    def triton_unsupported(self, spec: Mamba2, dtype: str) -> str | None:
+        return why_not_triton(spec.head_dim, spec.state_size, dtype)
 
     def weights(self, spec: Mamba2, width: int) -> Weights:
         tree = super().weights(spec, width)

@@ -103,9 +103,15 @@ def backend_on(device: Device, engine: EngineConfig, model: ModelConfig) -> Back
 
     Raises:
         NotImplementedError: nothing serves on the device's platform, or no kernel there reads FP8 pages, and
-            `engine.kernels` does not ask for "xla"; or it asks for "pallas", and these cannot do an operation.
+            `engine.kernels` does not ask for "xla"; or it asks for "pallas", and these do not run on the GPU or cannot
+            do an operation.
     """
     refuse_fp8(device, engine)
+    if engine.kernels == PALLAS.name and device.platform == "gpu" and not device.runs_kernels:
+        raise NotImplementedError(
+            "EngineConfig: kernels='pallas' needs a GPU of compute capability 8.0 or more (Ampere and later), found "
+            f"{device.capability}{_named(device)}; leave it out"
+        )
     if engine.kernels == "auto" and device.api not in XLA.platforms:
         known = ", ".join(PLATFORMS[name] for name in XLA.platforms)
         raise NotImplementedError(
@@ -136,16 +142,23 @@ def refuse_fp8(device: Device, engine: EngineConfig) -> None:
     """Raises NotImplementedError for FP8 pages on a GPU that cannot convert such numbers, unless XLA is asked for."""
     if engine.kv_cache_dtype != "fp8" or engine.kernels == XLA.name or device.converts_fp8:
         return
-    name = "" if device.name is None else f" ({device.name})"
     raise NotImplementedError(
         "EngineConfig: kv_cache_dtype='fp8' needs a GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
-        f"found {device.capability}{name}; leave it out, or take kernels='xla', which is slower"
+        f"found {device.capability}{_named(device)}; leave it out, or take kernels='xla', which is slower"
     )
 
 
-def scanned_by_triton(model: ModelConfig) -> bool:
-    """Whether Triton scans prompts on Hopper, through some recurrent layers at least."""
-    return any(recurrent_kind(spec).triton for spec in model.recurrent)
+def _named(device: Device) -> str:
+    """The device's name in brackets, if it is known."""
+    return "" if device.name is None else f" ({device.name})"
+
+
+def scanned_by_triton(model: ModelConfig, engine: EngineConfig) -> bool:
+    """Whether Triton scans prompts on Hopper: if its kernels take all recurrent layers, and not in exact mode."""
+    reasons = [
+        recurrent_kind(spec).triton_unsupported(spec, engine.dtype) for spec in model.recurrent
+    ]
+    return bool(reasons) and not engine.exact and not any(reasons)
 
 
 class DoesNotFit(ValueError):

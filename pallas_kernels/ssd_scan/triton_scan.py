@@ -16,18 +16,16 @@ import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
 from pallas_kernels.records import RecordSizes
+from pallas_kernels.ssd_scan.plan import sides, why_not_triton
 from pallas_kernels.ssd_scan.reference import ScanFrames
 from pallas_kernels.triton import cdiv, power_of_two
 
 CHUNK = 64  # tokens a program takes at once
 LONGEST, SHORTEST = 1024, 256  # tokens of a segment
-# Elements of a head's state: with more, 4 warps run out of registers, and 8 share products too small for them.
-MAX_STATE = 64 * 128
 MAX_WORDS = 1 << 31  # offsets within a row are of 32 bits
 TILE = 16  # heads of a program of `decay_kernel`
 # Words of a program of `starts_kernel`, 16 bytes a thread; and segments whose words it loads at once.
 BLOCK, AHEAD = 512, 8
-LEAST_SIDE = 16  # of a product on tensor cores
 
 
 def segment_tokens(heads: int) -> int:
@@ -37,27 +35,15 @@ def segment_tokens(heads: int) -> int:
 
 def why_unsupported(records: RecordSizes, dtype: str | jnp.dtype, tokens: int = 1) -> str | None:
     """Why the kernels cannot take these shapes, or cannot be called here, or None."""
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return f"inputs must be bfloat16 for 'triton', got {jnp.dtype(dtype).name}; use 'pallas'"
-    P, R = _sides(records)
-    if P * R > MAX_STATE:
-        return (
-            f"a head's state must have at most {MAX_STATE} elements for 'triton', got "
-            f"{records.head_dim} x {records.state_size}; use 'pallas'"
-        )
+    reason = why_not_triton(records.head_dim, records.state_size, jnp.dtype(dtype).name)
+    if reason is not None:
+        return reason
     if tokens * records.conv_size >= MAX_WORDS:
         return (
             f"a row must have fewer than {MAX_WORDS // records.conv_size} tokens for 'triton', "
             f"got {tokens}; use 'pallas'"
         )
     return jax_triton.why_unavailable()
-
-
-def _sides(records: RecordSizes) -> tuple[int, int]:
-    """Of a head's state as the kernels hold it."""
-    sides = records.head_dim, records.state_size
-    P, R = (max(power_of_two(side), LEAST_SIDE) for side in sides)
-    return P, R
 
 
 def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_frame: int):
@@ -69,7 +55,7 @@ def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_fr
     heads, words = records.num_heads, records.head_words
     segment = segment_tokens(heads)
     segments = cdiv(tokens, segment)
-    P, R = _sides(records)
+    P, R = sides(records.head_dim, records.state_size)
     exists = exists.astype(jnp.int32)
     # An array, not constants: so one compiled kernel serves all layers and lengths.
     sizes = jnp.array([first_frame, tokens, 0], jnp.int32)

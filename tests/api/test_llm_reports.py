@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
@@ -49,7 +51,7 @@ def test_describe_says_where_the_memory_goes(make_llm):
     llm = make_llm(max_rows=3)
     llm._weight_bytes = 5 << 20
     assert llm.describe().splitlines() == [
-        "model     llama, 1 layers of width 8",
+        "model     llama, 1 layer of width 8",
         "device    cpu; weights and memory take 10 MiB of 1 GiB",
         "weights   5 MiB float32",
         "arena     3 MiB in 7 frames",
@@ -57,10 +59,16 @@ def test_describe_says_where_the_memory_goes(make_llm):
         "tables    64 B for 5 checkpoints",
         "logits    4 KiB during a step, 512 B for penalties and biases",
         "sequences up to 200 tokens, 3 at a time",
-        "steps     chunks of up to 512 prompt tokens, 8 tokens a row and dispatch, made of what XLA compiles",
+        "steps     chunks of up to 512 prompt tokens, 8 tokens a row and dispatch, compiled by XLA",
         "cache     adaptive; prompts resume at multiples of 32 tokens, 64 B of KV a token",
         "sampling  temperature 1 unless a request gives one; the model names none",
     ]
+
+
+def test_describe_counts_one_of_a_thing_as_one(make_llm):
+    said = make_llm(max_rows=1, steps_per_dispatch=1).describe()
+    assert " for 1 row\n" in said and ", 1 token a row and dispatch" in said
+    assert not re.search(r"\b1 (layers|rows|tokens|frames|checkpoints|steps)\b", said)
 
 
 def test_describe_says_what_rows_hold_of_layers_with_a_window():

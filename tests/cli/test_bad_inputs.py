@@ -60,7 +60,7 @@ MISTAKES = [
     ("generate ab --temp 1", "No such option: --temp; did you mean --temperature?"),
     ("chat --lora-path D", "No such option: --lora-path; LoRA is not built yet; leave it out"),
     ("generate ab --enforce-eager", "No such option: --enforce-eager; every step is compiled, and kept"),
-    ("generate ab --kernels xla", "No such option: --kernels; only the Python interface has it; leave it out"),
+    ("generate ab --shapes fine", "No such option: --shapes; only the Python interface has it; leave it out"),
     ("inspect --temp 1", "No such option: --temp; see hybrid-jax inspect --help"),
     (f"{GENERATE} --logprobs 3", "--logprobs and --prompt-logprobs are shown by --json only; add it"),
     (f"{GENERATE} --system S", "--system and --chat-template are for conversations; add --chat"),

@@ -573,7 +573,10 @@ def test_a_card_whose_kernels_cannot_read_fp8_is_refused_by_name(run):
     code, out, err = run("inspect", "hybrid_7b", "--device", "a100", "--kv-cache-dtype", "fp8")
     assert (code, out) == (2, "") and err == (
         "hybrid-jax: --kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more (Ada, Hopper, "
-        "Blackwell), found 8.0 (a100); leave it out, or take kernels='xla', which is slower\n"
+        "Blackwell), found 8.0 (a100); leave it out, or take --kernels xla, which is slower\n"
+    )
+    assert (
+        run(*"inspect hybrid_7b --device a100 --kv-cache-dtype fp8 --kernels xla".split())[0] == 0
     )
     command = ("inspect", "hybrid_7b", "--device", "l40s")
     code, out, _ = run(*command, "--kv-cache-dtype", "fp8")
@@ -610,6 +613,8 @@ def test_a_device_that_is_in_no_list_is_told_by_its_memory(run, bamba):
         run("inspect", bamba, "--device", "cpu", "--device-memory", "64GiB", "--json")[1]
     )
     assert (host["platform"], host["machine_bytes"], host["total_bytes"]) == ("cpu", 2**36, None)
+    older = run("inspect", bamba, "--device-memory", "32GB", "--capability", "7.0", "--json")[1]
+    assert (json.loads(older)["kernels"], json.loads(older)["capability"]) == ("xla", "7.0")
     code, _, err = run("inspect", bamba, "--device-memory", "24")
     assert code == 2 and "--device-memory: 24 are 24 B, which no device has" in err
     code, _, err = run("inspect", bamba, "--device-memory", "24Gb")
@@ -627,10 +632,10 @@ def test_a_wrong_grain_is_named_for_a_card_too(run, bamba, grain):
 
 
 def test_a_card_that_nobody_knows_is_refused_with_those_that_are_known(run, bamba):
-    code, _, err = run("inspect", bamba, "--device", "b300")
+    code, _, err = run("inspect", bamba, "--device", "k80")
     assert code == 2 and err == (
-        f"hybrid-jax: --device must be cpu or one of the known cards, {', '.join(sorted(cards()))}; got 'b300'; "
-        "for another GPU give --device-memory 24GB, or what it has\n"
+        f"hybrid-jax: --device must be cpu or one of the known cards, {', '.join(sorted(cards()))}; got 'k80'; "
+        "for another NVIDIA GPU give --device-memory 24GB, or what it has\n"
     )
 
 

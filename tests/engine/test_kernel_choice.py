@@ -153,8 +153,15 @@ def test_fp8_pages_are_refused_by_name_where_no_kernel_converts_them(capability)
     for kernels in ("auto", "pallas"):
         with pytest.raises(NotImplementedError, match=message):
             steps_of(device, kv_cache_dtype="fp8", kernels=kernels)
-        assert steps_of(device, kernels=kernels) in ("xla", "pallas")
+    assert steps_of(device) == ("xla" if capability == "7.5" else "pallas")
     assert steps_of(device, kv_cache_dtype="fp8", kernels="xla") == "xla"
+
+
+def test_kernels_are_refused_by_name_on_a_card_that_runs_none():
+    device = Device(platform="gpu", name="a card", capability="7.5")
+    with pytest.raises(NotImplementedError, match=r"8.0 or more .* found 7.5 \(a card\); leave it"):
+        steps_of(device, kernels="pallas")
+    assert steps_of(Device(), kernels="pallas") == "pallas"  # an interpreter runs them
 
 
 @pytest.mark.parametrize("capability", [None, "8.9", "9.0", "10.0", "12.0"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hybrid_jax.config import EngineConfig
@@ -47,8 +49,11 @@ def test_a_cpu_keeps_the_defaults_of_the_engine():
     assert (found.max_rows, found.prefill_tokens, found.steps_per_dispatch) == (8, 512, 8)
 
 
+WITH_KERNELS = sorted(name for name in cards() if card(name).runs_kernels)
+
+
 @pytest.mark.parametrize("name", sorted(known()))
-@pytest.mark.parametrize("where", sorted(cards()))
+@pytest.mark.parametrize("where", WITH_KERNELS)
 def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
     config, device = load_known(name), card(where)
     engine = choose_settings(config, device, {}, dtype="bfloat16")
@@ -71,6 +76,27 @@ def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
     if engine.max_rows < 256:  # twice as many would not fit beside their rings
         rings = room.sizes.ring_bytes // geometry.frame_bytes
         assert 2 * engine.max_rows * each > room.sizes.num_frames - rings
+
+
+@pytest.mark.parametrize("name", sorted(known()))
+@pytest.mark.parametrize("where", sorted(set(cards()) - set(WITH_KERNELS)))
+def test_where_xla_makes_the_steps_the_most_rows_are_chosen_that_fit(name, where):
+    """There a step takes more for each row, so less is left for twice as many."""
+    config, device = load_known(name), card(where)
+    engine = choose_settings(config, device, {}, dtype="bfloat16")
+    room = find_room(config, engine, device)
+    if not room.fits:
+        assert engine.max_rows == 1 and room.remedy.startswith("use a smaller model or a device")
+        return
+    geometry = make_geometry(config, engine)
+    each = geometry.row_frames(min(config.max_position, 4096)) + geometry.state_frames
+
+    def holds_its_rows(rows: int) -> bool:
+        more = find_room(config, replace(engine, max_rows=rows), device)
+        return bool(more.fits) and rows * each < more.sizes.num_frames
+
+    assert engine.max_rows == 1 or holds_its_rows(engine.max_rows)
+    assert engine.max_rows == 256 or not holds_its_rows(2 * engine.max_rows)
 
 
 def test_what_is_given_is_kept_and_the_rest_follows_it():

@@ -52,6 +52,12 @@ KVDtypeOption = Annotated[
         "changes the text a little."
     ),
 ]
+KernelsOption = Annotated[
+    str,
+    typer.Option(
+        help="What steps are made of: pallas for kernels, xla for what XLA compiles, or auto for what suits the device."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,7 @@ class ModelOptions:
             "draft:DIRECTORY a second model."
         ),
     ] = "off"
+    kernels: KernelsOption = "auto"
     seed: Annotated[int, typer.Option(help="Seed of random sampling.")] = 0
     exact: Annotated[
         bool,
