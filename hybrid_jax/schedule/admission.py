@@ -131,6 +131,8 @@ class Admission:
                     queued.waits_for = match.pending
                     passed.append(sequence)
                     continue
+                if self.memory.below is not None and self.memory.below.fetch(match):
+                    match = self.memory.tree.match(sequence.looked_up, sequence.owner)
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
                 break  # not the next one: small requests would take the memory that a large one waits for

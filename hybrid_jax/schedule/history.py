@@ -154,5 +154,6 @@ class History:
         if self.tuner is not None and not self.tuner.tuned:
             evictions = tree.counters.evictions
             self.tuner.observe(logged.prompt, logged.whole, evictions=evictions)
-            assert isinstance(tree.policy, FlopAware), f"history: {tree.policy} has no alpha"
-            tree.policy.alpha = self.tuner.policy.alpha
+            for tier in tree.tiers:
+                assert isinstance(tier.policy, FlopAware), f"history: {tier.policy} has no alpha"
+                tier.policy.alpha = self.tuner.policy.alpha

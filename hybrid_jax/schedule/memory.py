@@ -18,15 +18,17 @@ from hybrid_jax.cache.pools.frames import FrameAllocator, given
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.pools.windows import page_holds
-from hybrid_jax.cache.tree.node import Match, Node
+from hybrid_jax.cache.tree.copies import tier_below
+from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.below import HOST, Below
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
-from hybrid_jax.schedule.plan import Plan, Transfer
+from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
 
 
@@ -39,12 +41,12 @@ class Memory:
         max_slots: slots of the device's table, the empty slot 0 included.
         cache: the engine's cache settings. With the policy "off" there is no prefix tree, and every prompt is computed
             in full.
+        host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
         costs: the model's costs; None for what the geometry alone tells.
 
     Attributes:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
-        saves, loads: what the plan that is being made copies between the arena and other tiers; a load is added with
-            `load`. The arena is the only tier so far, so nothing is copied.
+        below: what the plan that is being made copies between the arena and the tier below it; None without one.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Memory:
         num_frames: int,
         max_slots: int,
         cache: CacheConfig,
+        host_frames: int = 0,
         costs: Costs | None = None,
     ):
         self.geometry = geometry
@@ -64,10 +67,14 @@ class Memory:
         self.page_holds = page_holds(self.frames, geometry.page_tokens, windows)
         self.tree: RadixTree | None = None
         self.history: History | None = None
+        self.below: Below | None = None
         if cache.policy != "off":
             policy = make_policy(cache.policy, costs)
+            tiers = [Tier(self.frames, self.slots, self.page_holds, policy)]
+            if host_frames:
+                tiers.append(tier_below(tiers[ARENA], host_frames, policy.again(), number=HOST))
             self.tree = RadixTree(
-                [Tier(self.frames, self.slots, self.page_holds, policy)],
+                tiers,
                 grain=geometry.grain,
                 needs_slots=geometry.has_state,
                 max_known_tokens=cache.history_tokens,
@@ -79,12 +86,11 @@ class Memory:
                 costs=costs,
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
+            if host_frames:
+                self.below = Below(self.tree, number=HOST)
         self.holds = Holds(self.frames, self.slots, self.tree)
-        self.saves: list[Transfer] = []
-        self.loads: list[Transfer] = []
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
-        self._loaded: list[Node] = []  # pinned until the plan is made
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -125,17 +131,6 @@ class Memory:
         self.holds.counters.evicted_page_frames += before[0] - self.holds.frames_by_kind()[0]
         return found
 
-    def load(self, node: Node, transfer: Transfer) -> None:
-        """Has the plan that is being made copy into the arena what another tier has down to a node.
-
-        Until the plan is made, no tier may evict the node. Otherwise a save of the same plan could be written over what
-        is still to be read, or read what is not there yet.
-        """
-        assert self.tree is not None, "memory: a load without a tree"
-        self.tree.pin(node)
-        self._loaded.append(node)
-        self.loads.append(transfer)
-
     # --- admission ------------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
@@ -153,7 +148,7 @@ class Memory:
             Tokens of the shared prefix, or None if there is no room; then nothing was taken.
         """
         hit_len = self._start(sequence, match, reserve=not alone)
-        if hit_len is None and alone and not self._loaded:
+        if hit_len is None and alone and not (self.below and self.below.loads):
             self.make_room(self.frames.num_frames - 1)  # everything goes
             if match is not None and self.tree is not None:
                 match = self.tree.match(sequence.looked_up)  # loads nothing
@@ -414,11 +409,9 @@ class Memory:
             self.holds.release_frames(frames)
         for slot in self._later_slots:
             self.holds.release_slot(slot)
-        if self.tree is not None:
-            for node in self._loaded:
-                self.tree.unpin(node)
-        self._later_frames, self._later_slots, self._loaded = [], [], []
-        plan.saves, self.saves, plan.loads, self.loads = self.saves, [], self.loads, []
+        self._later_frames, self._later_slots = [], []
+        if self.below is not None:
+            self.below.end_plan(plan)
         plan.new_slots = self.slots.take_new()
 
     # --- results --------------------------------------------------------------------------------
@@ -564,6 +557,8 @@ class Memory:
 
     def reset_tree(self, sequences: Iterable[Sequence]) -> None:
         """Empties the prefix tree; sequences go on with what they hold, and their prompts are announced again."""
+        if self.below is not None:
+            self.below.forget()
         if self.tree is not None:
             self.tree.reset()
         for sequence in sequences:
@@ -578,6 +573,9 @@ class Memory:
         if tree is not None:
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
+        if self.below is not None:
+            below = self.below.stats(self.geometry.frame_bytes)
+            cache |= {f"host_{name}": value for name, value in below.items()}
         return self.holds.stats(self.geometry.frame_bytes) | cache
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
@@ -585,7 +583,7 @@ class Memory:
         numbers when they differ."""
         self.frames.check_invariants()
         self.slots.check_invariants()
-        later = self._later_frames or self._later_slots or self._loaded
+        later = self._later_frames or self._later_slots or (self.below and self.below.loads)
         assert not later, "memory: a plan was left unfinished"
         all_held = [sequence.held for sequence in sequences]
         frames = Counter(frame for held in all_held for frame in given(held.pages).tolist())
@@ -601,6 +599,8 @@ class Memory:
             live_page_frames=(self.holds.page_frames, len(frames)),
             live_checkpoints=(self.holds.num_slots, len(slots)),
         )
+        if self.below is not None:
+            self.below.check_invariants()
         if self.tree is not None:
             self.tree.check_invariants()
             frames.update(self.page_holds.as_dict())

@@ -63,6 +63,7 @@ class Scheduler:
         num_frames: frames of the arena, the sink included.
         max_slots: slots of the device's table, slot 0 included.
         max_model_len: the most tokens of a sequence, prompt and output together.
+        host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
         costs: the model's costs, for policies that weigh them.
         step_costs: those of decode steps, to weigh what drafts are worth; None to judge drafts always.
     """
@@ -75,6 +76,7 @@ class Scheduler:
         num_frames: int,
         max_slots: int,
         max_model_len: int,
+        host_frames: int = 0,
         costs: Costs | None = None,
         step_costs: StepCosts | None = None,
     ):
@@ -84,6 +86,7 @@ class Scheduler:
             )
         self.geometry, self.engine, self.costs = geometry, engine, costs
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
+        self.host_frames = host_frames
         self._pool_holds = geometry.longest_row(num_frames - 1) + 1  # the last token is never fed
         self.counters = SchedulerCounters()
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
@@ -93,6 +96,7 @@ class Scheduler:
             num_frames=num_frames,
             max_slots=max_slots,
             cache=engine.cache,
+            host_frames=host_frames,
             costs=costs,
         )
         self.seats = Seats(engine.max_rows)
@@ -304,6 +308,8 @@ class Scheduler:
                 f"the oldest of {len(self._flights)} in flight"
             )
         self._flights.popleft()
+        if self.memory.below is not None:
+            self.memory.below.received(plan)
         sequences = plan.sequences
         # Before the rows are settled: a sequence that fails there ends at once unless another plan names it.
         for sequence in sequences:
@@ -391,6 +397,7 @@ class Scheduler:
             num_frames=self.num_frames,
             max_slots=self.max_slots,
             max_model_len=self.max_model_len,
+            host_frames=self.host_frames,
             costs=self.costs,
             step_costs=self.step_costs,
         )

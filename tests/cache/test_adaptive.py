@@ -311,7 +311,7 @@ def test_a_reset_leaves_no_trace_of_the_tree():
     order, old = cache.tree.policy, list(cache.tree.root.walk())
     cache.tree.reset()
     assert all(node.note is None for node in old)
-    assert (len(order), order.points.moved, order._rows) == (0, {}, {})
+    assert (len(order), order.moved, order._rows) == (0, {}, {})
     assert not any(order._members)
     order.check()
     # What was learned stays; entries in the queues of ages are outdated, and count nothing.

@@ -11,11 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 from hybrid_jax.cache.pools.windows import page_holds
+from hybrid_jax.cache.tree.copies import give_up, publish
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 from tests.cache.pools import evict
-from tests.cache.second_tier import SECOND, give_up, load, publish, save, second_tier
+from tests.cache.second_tier import SECOND, load, save, second_tier
 from tests.drawing import drawn
 
 GRAIN, NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 8, 60, 12, 3
@@ -402,7 +403,7 @@ class TwoTierMachine(CacheMachine):
         super().__init__()
 
     def tiers_below(self, arena):
-        self.second = second_tier(arena, self.num_frames, MAX_SLOTS)
+        self.second = second_tier(arena, self.num_frames)
         return [self.second]
 
     @rule(how=st.sampled_from(["at once", "later", "not at all"]))
@@ -469,7 +470,6 @@ class TwoTierMachine(CacheMachine):
         if copy.slot:
             slot = self.second.slots.resolve(match.found[SECOND].node.slots[SECOND])
             self.states[self.slots.resolve(copy.slot)] = self.states_below[slot]
-        publish(self.tree, copy)
         self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
         self.loaded(tokens[:best])
         assert self.tree.match(np.array(tokens)).hit_len == best

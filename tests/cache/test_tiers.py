@@ -6,12 +6,13 @@ import pytest
 from hybrid_jax.cache.pools.frames import SINK, FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds, WindowedFrames
 from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.copies import give_up, publish
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import ARENA, Why, look_up_result
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 from tests.cache.pools import GRAIN, Pools
-from tests.cache.second_tier import SECOND, give_up, load, publish, save, second_tier
+from tests.cache.second_tier import SECOND, load, save, second_tier
 from tests.drawing import spine
 
 A, B = list(range(32)), [*range(16), *range(50, 66)]
@@ -23,7 +24,7 @@ class TwoTiers(Pools):
     def __init__(self, page_tokens=16, needs_slots=True, policy=None, keeps=True):
         super().__init__(page_tokens, needs_slots, policy=policy)
         self.arena, self.keeps, self.told = self.tree.arena, keeps, []
-        self.second = second_tier(self.arena, 200, 50)
+        self.second = second_tier(self.arena, 200)
         tiers = [self.arena, self.second]
         self.tree = RadixTree(tiers, grain=GRAIN, needs_slots=needs_slots, sink=self.sink)
 
@@ -92,7 +93,7 @@ def test_a_model_without_states_resumes_inside_what_each_tier_has():
 def test_a_span_in_both_tiers_is_split_and_joined_in_both(page_tokens):
     tiers = TwoTiers(page_tokens)
     end = tiers.below(A)
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     assert end.has(ARENA) and end.has(SECOND) and end.start == 0
     before = [tier.frames.num_held for tier in tiers.tree.tiers]
     tiers.tree.conclude(tiers.tree.announce(np.array([*A[:12], 77])))
@@ -110,7 +111,7 @@ def test_where_the_tiers_change_a_boundary_stays():
     end = tiers.below(A)
     upper = tiers.insert(A[:16])
     assert end.parent is upper  # only the upper one is in the arena
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     tiers.check()
     assert end.start == 0
 
@@ -119,7 +120,7 @@ def test_where_the_tiers_change_a_boundary_stays():
 def test_pages_leave_a_tier_with_its_own_last_checkpoint():
     tiers = TwoTiers()
     end = tiers.below(A)
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     tiers.tree.drop_checkpoint(end, SECOND)
     tiers.check()
     assert end.held.keys() == end.slots.keys() == {ARENA}
@@ -129,7 +130,7 @@ def test_pages_leave_a_tier_with_its_own_last_checkpoint():
 def test_a_tier_evicts_its_own_and_leaves_the_other_alone():
     tiers = TwoTiers()
     end = tiers.below(A)
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     tiers.evict(SECOND)
     assert end.has(ARENA) and not end.has(SECOND)
     assert tiers.told[-1] == (SECOND, 32, True)
@@ -141,7 +142,7 @@ def test_a_tier_evicts_its_own_and_leaves_the_other_alone():
 def test_a_pin_keeps_a_node_in_every_tier():
     tiers = TwoTiers()
     end = tiers.below(A)
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     tiers.tree.pin(end)
     tiers.evict(), tiers.evict(SECOND)
     assert end.has(ARENA) and end.has(SECOND)
@@ -166,7 +167,7 @@ def test_what_another_tier_still_has_is_not_lost():
 def test_damage_is_dropped_from_every_tier():
     tiers = TwoTiers()
     tiers.below(A)
-    publish(tiers.tree, load(tiers.tree, np.array([*A, 99])))
+    assert load(tiers.tree, np.array([*A, 99]))
     tiers.tree.drop_path(np.array(A), 0)
     tiers.check()
     assert not tiers.node(A).cached
@@ -322,7 +323,7 @@ def test_a_tree_holds_checkpoints_of_either_length():
 
 def test_a_tree_takes_tiers_with_the_same_windows_alone():
     arena = Pools(16, True).tree.arena
-    below = second_tier(arena, 20, 5)
+    below = second_tier(arena, 20)
     below.pages.windows = (WindowedFrames(30, slice(0, 1)),)
     with pytest.raises(AssertionError, match=r"window=30.* windows of tiers, found"):
         RadixTree([arena, below], grain=GRAIN, needs_slots=True)

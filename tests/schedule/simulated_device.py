@@ -105,10 +105,21 @@ class SimulatedDevice:
         self.table: dict[int, tuple[int, ...]] = {0: ()}
         self.rings = [Ring() for _ in range(max_rows)]
         self.events: dict[str, int] = {} if events is None else events
+        self.below: dict[int, Frame] = {}  # frames of the tier below the arena
         self._truths: dict[Request, list[int]] = {}
 
     def execute(self, plan: Plan) -> None:
-        """Runs the dispatches of a plan."""
+        """Makes the copies of a plan and runs its dispatches."""
+        for move in (*plan.saves, *plan.loads):
+            assert move.arena.all() and move.other.all(), "a copy of the sink"
+        for move in plan.saves:
+            for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
+                self.below[other] = self.frames[arena].copy()
+            self._count("saves")
+        for move in plan.loads:
+            for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
+                self.frames[arena] = self.below[other].copy()
+            self._count("loads")
         for slot, frames in plan.new_slots:
             assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
             self.table[slot] = tuple(frames.tolist())

@@ -60,6 +60,7 @@ class Engine:
         lag=1,
         geometry=None,
         keep=None,
+        host_frames=0,
         **options,
     ):
         geometry = geometry or make_geometry()
@@ -72,6 +73,7 @@ class Engine:
             num_frames=num_frames,
             max_slots=max_slots,
             max_model_len=max_model_len,
+            host_frames=host_frames,
         )
         device = SimulatedDevice(
             geometry,

@@ -1,95 +1,15 @@
 """An engine with a second tier: what plans save and load, on a device that checks every read."""
 
 from random import Random
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
-from hybrid_jax.cache.tree.radix import RadixTree
-from hybrid_jax.engine.runner import Runner
-from hybrid_jax.schedule.plan import Plan, Transfer
-from tests.cache.second_tier import SECOND, load, publish, save, second_tier
+from hybrid_jax.schedule.below import HOST
+from hybrid_jax.schedule.plan import Plan
 from tests.drawing import drawn
-from tests.schedule.simulated_device import SimulatedDevice
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-
-
-class TwoTierTree(RadixTree):
-    """Keeps below what its arena evicts, and has it back when a prompt asks for it.
-
-    Attributes:
-        memory: takes the transfers, once there is one.
-        num_frames: of the second tier.
-        saving: copies of the plan that is being made.
-    """
-
-    memory, num_frames = None, 600
-
-    def __init__(self, tiers, **options):
-        self.saving = []
-        below = second_tier(tiers[ARENA], self.num_frames, 100)
-        super().__init__([*tiers, below], sink=TwoTierTree.take, **options)
-
-    def take(self, node, tier):
-        copy = save(self, node) if tier == ARENA else None
-        if copy is not None:
-            transfer = Transfer(tier=SECOND, arena=copy.source, other=copy.target)
-            self.memory.saves.append(transfer)
-            self.saving.append(copy)
-
-    def match(self, tokens, owner="", *, least=1):
-        if owner and (copy := load(self, tokens)) is not None:  # a sequence is about to start
-            transfer = Transfer(tier=SECOND, arena=copy.target, other=copy.source)
-            self.memory.load(copy.node, transfer)
-            publish(self, copy)
-        return super().match(tokens, owner, least=least)
-
-
-class TwoTierDevice(SimulatedDevice):
-    """Copies what plans say between its frames and those of the second tier."""
-
-    def execute(self, plan):
-        self.below = getattr(self, "below", {})
-        for move in (*plan.saves, *plan.loads):
-            assert move.arena.all() and move.other.all(), "a copy of the sink"
-        for move in plan.saves:
-            for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
-                self.below[other] = self.frames[arena].copy()
-            self._count("saves")
-        for move in plan.loads:
-            for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
-                self.frames[arena] = self.below[other].copy()
-            self._count("loads")
-        super().execute(plan)
-
-
-class TwoTierEngine(Engine):
-    """Tells the tree what is received."""
-
-    def below(self):
-        scheduler = self.scheduler
-        tree, plan, receive = scheduler.memory.tree, scheduler.plan, scheduler.receive
-        tree.memory, saves = scheduler.memory, {}
-        self.device.__class__ = TwoTierDevice
-
-        def planned():
-            made = plan()
-            if made:
-                assert len(made.saves) == len(tree.saving)
-                saves[id(made)], tree.saving = tree.saving, []
-            assert not tree.saving
-            return made
-
-        def received(made):
-            news = receive(made)
-            for copy in saves.pop(id(made)):
-                publish(tree, copy)
-            return news
-
-        scheduler.plan, scheduler.receive = planned, received
-        return self
 
 
 def serve(engine, seed):
@@ -111,13 +31,6 @@ def serve(engine, seed):
     return hits
 
 
-def two_tiers(below, **options):
-    """An engine whose second tier has so many frames."""
-    tree = type("Tree", (TwoTierTree,), {"num_frames": below})
-    with mock.patch("hybrid_jax.schedule.memory.RadixTree", tree):
-        return TwoTierEngine.make(**options).below()
-
-
 FORMS = [("hybrid", 40), ("attention", 30), ("recurrent", 19)]
 POLICIES, SIZES = ("lru", "adaptive"), (600, 40, 20)
 
@@ -128,18 +41,18 @@ POLICIES, SIZES = ("lru", "adaptive"), (600, 40, 20)
 )
 def test_what_was_evicted_comes_back_and_changes_no_token(kind, num_frames, cache, below):
     options = dict(num_frames=num_frames, geometry=make_geometry(kind=kind), cache=cache)
-    engine = two_tiers(below, **options)
+    engine = Engine.make(host_frames=below, **options)
     hits = serve(engine, 1)
     events = engine.device.events
     assert min(events.get("saves", 0), events.get("loads", 0)) > (5 if below == 600 else 0)
     if below == 600:
         assert hits > 1.2 * serve(Engine.make(**options), 1)
-    tier = engine.scheduler.memory.tree.tiers[SECOND]
+    tier = engine.scheduler.memory.tree.tiers[HOST]
     assert tier.frames.num_held == tier.slots.num_held == 0
 
 
 def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
-    engine = two_tiers(100, num_frames=40)
+    engine = Engine.make(host_frames=100, num_frames=40)
     memory, prompt = engine.scheduler.memory, tokens_of(Random(0), 100)
     tree = memory.tree
     everything = [tier.frames.num_frames - 1 for tier in tree.tiers]
@@ -150,14 +63,14 @@ def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
     engine.run()
     tokens = np.array([*prompt, 3])
     assert [found.hit_len for found in tree.match(tokens).found] == [0, 96]
-    tree.match(tokens, "a sequence that is about to start")
+    assert memory.below.fetch(tree.match(tokens))
     for tier, frames in enumerate(everything):
         tree.make_room(frames, tier=tier)
     assert [found.hit_len for found in tree.match(tokens).found] == [96, 96]
-    assert not memory.saves
+    assert not memory.below.saves
     plan = Plan()
     memory.end_plan(plan)
-    assert len(plan.loads) == 1 and not memory.loads
+    assert len(plan.loads) == 1 and not memory.below.loads
     for tier, frames in enumerate(everything):
         assert tree.make_room(frames, tier=tier)
     assert [found.hit_len for found in tree.match(tokens).found] == [0, 0]
@@ -167,7 +80,9 @@ def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
 def test_a_row_that_is_alone_starts_without_what_there_is_no_room_to_load_beside_it(kind):
     geometry, prompt = make_geometry(kind=kind), tokens_of(Random(0), 200)
     num_frames = geometry.row_frames(209) + 1
-    engine = two_tiers(100, num_frames=num_frames, geometry=geometry, max_model_len=210)
+    engine = Engine.make(
+        host_frames=100, num_frames=num_frames, geometry=geometry, max_model_len=210
+    )
     for tokens in (prompt[:100], tokens_of(Random(1), 200), prompt):
         engine.add(tokens, max_tokens=10)
         engine.run()
@@ -190,7 +105,7 @@ WINDOWS = [
 def test_pages_behind_a_window_are_neither_saved_nor_loaded(kind, windows, page_tokens, below):
     geometry = make_geometry(kind=kind, windows=windows, page_tokens=page_tokens)
     num_frames = geometry.row_frames(330) * 3 // 2
-    engine = two_tiers(below, num_frames=num_frames, geometry=geometry)
+    engine = Engine.make(host_frames=below, num_frames=num_frames, geometry=geometry)
     serve(engine, 1)
     events = engine.device.events
     assert min(events.get("saves", 0), events.get("loads", 0) if below == 600 else 9) > 5
@@ -204,17 +119,12 @@ def test_an_engine_with_the_arena_alone_copies_nothing():
 
 
 def test_a_plan_that_only_copies_is_a_plan():
-    scheduler = Engine.make().scheduler
-    transfer = Transfer(tier=SECOND, arena=np.array([3]), other=np.array([5]))
-    for name in ("saves", "loads"):
-        getattr(scheduler.memory, name).append(transfer)
-        plan = scheduler.plan()
-        assert plan and getattr(plan, name) == [transfer] and not plan.rows
-        assert scheduler.receive(plan) == [] and not scheduler.plan()
-
-
-def test_the_runner_refuses_to_copy_what_it_cannot():
-    transfer = Transfer(tier=SECOND, arena=np.array([3]), other=np.array([5]))
-    for plan in (Plan(saves=[transfer]), Plan(loads=[transfer])):
-        with pytest.raises(AssertionError, match="the arena is the only tier"):
-            Runner._dispatch(None, plan)
+    engine = Engine.make(host_frames=100, num_frames=40)
+    engine.add(tokens_of(Random(0), 100), max_tokens=1)
+    engine.run()
+    memory = engine.scheduler.memory
+    memory.make_room(39)
+    plan = engine.scheduler.plan()
+    assert plan and len(plan.saves) == 1 and not plan.rows
+    assert engine.scheduler.receive(plan) == [] and not engine.scheduler.plan()
+    engine.check()

@@ -31,16 +31,19 @@ class Adaptive(EvictionPolicy):
 
     Args:
         costs: of the model.
+        points: of the tree, if another tier's order has them already.
 
     Attributes:
         points: all resume points of the tree, and what was learned.
+        moved: as `Points.watch`.
     """
 
     learns = True
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: Costs, points: Points | None = None):
         self.costs = costs
-        self.points = Points()
+        self.points = Points() if points is None else points
+        self.moved = self.points.watch()
         self.candidates: dict[Node, int] = {}  # the row of its queue
         self._rows: dict[tuple[int, int, int], int] = {}
         self._keys: list[tuple[int, int, int]] = []
@@ -49,6 +52,9 @@ class Adaptive(EvictionPolicy):
         # Of each queue's class and step, in the table of indices as one row.
         self._cells: np.ndarray = np.zeros(64, np.intp)
         self._values = np.full(64, np.inf)  # inf: no members
+
+    def again(self) -> Adaptive:
+        return Adaptive(self.costs, self.points)
 
     def add(self, node: Node) -> None:
         resumable = node.has_checkpoint(self.tier) or not self.costs.checkpoint_bytes
@@ -115,11 +121,11 @@ class Adaptive(EvictionPolicy):
 
     def catch_up(self) -> None:
         """Moves the nodes whose points grew older, or are of another class, to where they belong."""
-        moved, self.points.moved = self.points.moved, {}
-        for node in moved:
+        for node in self.moved:
             row = self.candidates.get(node)
             if row is not None:
                 self._put(node, row, self._keys[row][2])  # its level is what it was
+        self.moved.clear()
 
     def forget(self, node: Node) -> None:
         """The node's tokens are forgotten."""
@@ -166,13 +172,12 @@ class Adaptive(EvictionPolicy):
         return relation
 
     def _deepest(self, path: list[Node], reach: int) -> tuple[Node | None, Node | None]:
-        """The deepest node of a path with a point, up to `reach`, and the deepest of them that is cached."""
+        """The deepest node of a path with a point, up to `reach`, and the deepest of them that some tier has."""
         last = None
         for node in reversed(path):
             if node.note is not None and node.end <= reach:
                 last = last or node
-                here = node.has_checkpoint if self.costs.checkpoint_bytes else node.has
-                if here(self.tier):
+                if node.slots if self.costs.checkpoint_bytes else node.held:
                     return last, node
         return last, None
 

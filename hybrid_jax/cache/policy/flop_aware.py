@@ -58,6 +58,9 @@ class FlopAware(EvictionPolicy):
         """The same policy with another weight, empty."""
         return FlopAware(alpha, self.costs, efficiency=self.efficiency)
 
+    def again(self) -> FlopAware:
+        return self.with_alpha(self.alpha)
+
     def add(self, node: Node) -> None:
         level = self._level(node)
         place, old = self._places.get(level), self.candidates.get(node)

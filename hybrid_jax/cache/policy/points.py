@@ -90,13 +90,11 @@ class Points:
 
     Attributes:
         tables: what was learned.
-        moved: nodes whose point changed its class or age bin since this was last emptied. Each is there once, and
-            forgotten ones are not, so it stays small even if nothing is ever evicted.
     """
 
     def __init__(self) -> None:
         self.tables = LifeTables()
-        self.moved: dict[Node, None] = {}
+        self._moved: list[dict[Node, None]] = []
         self._clock = 0.0
         self._request = 0
         self._mean_log_gap, self._num_gaps = 0.0, 0
@@ -105,6 +103,14 @@ class Points:
         # Nothing comes after the last step, so the queue after it keeps none.
         self._coming: list[deque[tuple[float, int, Point]]] = [deque() for _ in self.tables.steps]
         self._coming.append(deque(maxlen=0))
+
+    def watch(self) -> dict[Node, None]:
+        """Nodes whose point changes its class or age bin from now on, until the caller empties it.
+
+        Each is there once, and forgotten ones are not, so it stays small even if nothing is ever evicted.
+        """
+        self._moved.append({})
+        return self._moved[-1]
 
     def next_request(self) -> None:
         """Lets time pass; every so many requests the tables are updated, so that every index may change."""
@@ -117,7 +123,8 @@ class Points:
 
     def _grow_older(self) -> None:
         """Moves the lives that have come to a step on to the next."""
-        now, queues, moved = self._clock + 1, self._coming, self.moved
+        now, queues = self._clock + 1, self._coming
+        moved: dict[Node, None] = {}
         for step, age in enumerate(self.tables.steps):
             coming, born_by = queues[step], now - age
             while coming and coming[0][0] <= born_by:
@@ -129,6 +136,8 @@ class Points:
                     point.step = step
                     queues[step + 1].append(life)
                     moved[point.node] = None
+        for watched in self._moved:
+            watched.update(moved)
 
     # --- what happens to points -----------------------------------------------------------------
 
@@ -208,7 +217,8 @@ class Points:
         if node.note is not None:
             self._end(node.note, LOST)
             node.note.node = node.note = None
-            self.moved.pop(node, None)
+            for watched in self._moved:
+                watched.pop(node, None)
 
     def _begin(self, node: Node) -> None:
         point = node.note
@@ -216,7 +226,8 @@ class Points:
         point.life, point.since, point.request = self._serial, self._clock, self._request
         point.life_class, point.step = self.tables.class_of(point.features, point.prior), 0
         self._coming[1].append((point.since, point.life, point))
-        self.moved[node] = None
+        for watched in self._moved:
+            watched[node] = None
 
     def _end(self, point: Point, how: int) -> None:
         if point.life:

@@ -63,6 +63,13 @@ class EvictionPolicy(Protocol):
     def __len__(self) -> int:
         return len(self.candidates)
 
+    def again(self) -> EvictionPolicy:
+        """An empty order for another tier of the same tree: of the same kind, if this kind can be there twice.
+
+        What is learned of nodes is shared.
+        """
+        return LeastRecentlyUsed()
+
     def asked(
         self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
     ) -> Any:
@@ -141,6 +148,9 @@ class LeastRecentlyUsed(OrderedCandidates):
     def __init__(self, *, leaves_only: bool = False) -> None:
         super().__init__(key=attrgetter("last_use"))
         self.leaves_only = self.touches_path = leaves_only
+
+    def again(self) -> LeastRecentlyUsed:
+        return LeastRecentlyUsed(leaves_only=self.leaves_only)
 
 
 class Candidates:

@@ -1,0 +1,115 @@
+"""Prefixes on their way from one tier into another: room there, and which frames to copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybrid_jax.cache.pools.frames import FrameAllocator, given
+from hybrid_jax.cache.pools.handles import MAX_ID
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.pools.windows import page_holds
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
+from hybrid_jax.cache.tree.node import ARENA, Node
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.tier import Tier
+
+
+@dataclass(kw_only=True, eq=False)
+class Copy:
+    """A prefix on its way from one tier into another, with one hold on all that it has there.
+
+    Attributes:
+        into: number of the tier that it goes into.
+        tokens: int32[n] the prefix; n is a multiple of grain.
+        pages, slot: of it in that tier.
+        source, target: int32[k] frames to copy.
+    """
+
+    into: int
+    tokens: np.ndarray
+    pages: np.ndarray
+    slot: int
+    source: np.ndarray
+    target: np.ndarray
+
+
+def tier_below(
+    arena: Tier, num_frames: int, policy: EvictionPolicy | None = None, *, number: int
+) -> Tier:
+    """An empty tier of frames with pages and checkpoints like those of an arena.
+
+    Args:
+        num_frames: frames, of which one is never used.
+        policy, number: as in `Tier`.
+    """
+    frames, lengths = FrameAllocator(num_frames), pools_of(arena)[1].lengths
+    max_slots = min(1 + (num_frames - 1) // max(1, *lengths), MAX_ID + 1)
+    slots = SlotTable(frames, lengths=lengths, max_slots=max_slots)
+    pages = page_holds(frames, arena.pages.page_tokens, arena.pages.windows)
+    return Tier(frames, slots, pages, policy, number=number)
+
+
+def pools_of(tier: Tier) -> tuple[FrameAllocator, SlotTable]:
+    """Frames and slots of a tier that has frames; a simulated one may have bytes that are only counted."""
+    assert isinstance(tier.frames, FrameAllocator) and isinstance(tier.slots, SlotTable), tier
+    return tier.frames, tier.slots
+
+
+def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int) -> Copy | None:
+    """Takes room in a tier for what another has of the first `length` tokens of a path to one of its nodes.
+
+    What the tier has already is held, not copied.
+
+    Returns:
+        None if there is no room; then nothing was taken.
+    """
+    tier, path = tree.tiers[into], node.path()
+    frames, slots = pools_of(tier)
+    tokens = np.concatenate([part.tokens for part in path])[:length]  # room may join nodes of it
+    page, there = tier.pages.page_tokens, [part for part in path if part.has(into)]
+    listed = tree.pages_to(node, length, source)
+    pages = np.zeros_like(listed)
+    if there and page and (whole := min(there[-1].end, length) // page):
+        pages[:whole] = tree.pages_to(there[-1], whole * page, into)
+        pages[listed == 0] = 0  # what no window reads from there on
+    frames.retain(given(pages))
+    missing = (listed > 0) & (pages == 0)
+    num_frames, num_slots = int(np.count_nonzero(missing)), int(tree.needs_slots)
+    if not tree.make_room(num_frames + num_slots * max(slots.lengths), num_slots, tier=into):
+        frames.release(given(pages))
+        return None
+    old, target = listed[missing], frames.allocate(num_frames)
+    pages[missing] = target
+    slot = slots.allocate() if num_slots else 0
+    if slot:
+        _, slots_there = pools_of(tree.tiers[source])
+        old = np.append(old, slots_there.frames(node.slots[source]))
+        target = np.append(target, slots.frames(slot))
+    old, target = old.astype(np.int32), target.astype(np.int32)
+    return Copy(into=into, tokens=tokens, pages=pages, slot=slot, source=old, target=target)
+
+
+def save(tree: RadixTree, node: Node, into: int) -> Copy | None:
+    """What the arena is about to evict, on its way into another tier; None if it is there, or has no room."""
+    tokens = np.concatenate([part.tokens for part in node.path()])
+    found = tree.match(tokens, least=0).found
+    here = found[ARENA]
+    if found[into].hit_len >= here.hit_len:
+        return None
+    return copy_of(tree, here.node, here.hit_len, source=ARENA, into=into)
+
+
+def publish(tree: RadixTree, copy: Copy) -> None:
+    """The frames are copied: from now on prompts find the prefix."""
+    tree.fill(copy.tokens, copy.pages, copy.slot, tier=copy.into)
+    give_up(tree, copy)
+
+
+def give_up(tree: RadixTree, copy: Copy) -> None:
+    """Lets go of what a copy holds."""
+    frames, slots = pools_of(tree.tiers[copy.into])
+    frames.release(given(copy.pages))
+    if copy.slot:
+        slots.release(copy.slot)

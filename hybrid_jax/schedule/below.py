@@ -1,0 +1,172 @@
+"""The tier below the arena, as plans see it: what the arena evicts goes there, and comes back for a prompt that asks.
+
+All of this is integers. The copies are the runner's: those of a plan are made before its rows run. A prefix on its way
+down is found by nobody until the results of its plan are in, for only then is the copy sure to be there. A prefix on
+its way up may be used by the same plan, because the device runs in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+
+from hybrid_jax.cache.pools.frames import given
+from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.pools.recount import agree
+from hybrid_jax.cache.tree.copies import Copy, copy_of, give_up, pools_of, publish, save
+from hybrid_jax.cache.tree.node import ARENA, Match, Node
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.schedule.plan import Plan, Transfer
+
+HOST = 1  # number of the tier
+
+
+@dataclass
+class TierCounters:
+    """What went between the arena and the tier below it since the engine began.
+
+    Attributes:
+        saves, saved_frames: prefixes that went down, and the frames copied for them.
+        saves_without_room: evicted prefixes that the tier had no room for.
+        saves_dropped: those that were too much for one plan to copy.
+        loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
+            arena did not have.
+        loads_without_room: hits below that the arena had no room for.
+    """
+
+    saves: int = 0
+    saved_frames: int = 0
+    saves_without_room: int = 0
+    saves_dropped: int = 0
+    loads: int = 0
+    loaded_frames: int = 0
+    loaded_tokens: int = 0
+    loads_without_room: int = 0
+
+
+class Below:
+    """Moves prefixes between the arena and the tier below it.
+
+    Args:
+        tree: over both. number: of the tier. most_frames: that one plan saves.
+
+    Attributes:
+        counters: what happened so far.
+        saves, loads: what the plan that is being made copies.
+    """
+
+    def __init__(self, tree: RadixTree, *, number: int = HOST, most_frames: int = 1 << 30) -> None:
+        self._tree, self.number, self._most_frames = tree, number, most_frames
+        self.counters = TierCounters()
+        self.saves: list[Copy] = []
+        self.loads: list[Copy] = []
+        self._pinned: list[Node] = []  # where loads end
+        self._in_flight: deque[tuple[Plan, list[Copy]]] = deque()
+        tree.sink = self._keep
+
+    # --- while a plan is made ---------------------------------------------------------------------
+
+    def _keep(self, tree: RadixTree, node: Node, tier: int) -> None:
+        """Is told of each eviction, while all of it is in place."""
+        if tier != ARENA:
+            return
+        if sum(len(copy.source) for copy in self.saves) >= self._most_frames:
+            self.counters.saves_dropped += 1
+            return
+        copy = save(tree, node, self.number)
+        if copy is not None:
+            self.saves.append(copy)
+
+    def fetch(self, match: Match) -> bool:
+        """Has the plan that is being made load what the tier has of a prompt beyond the arena's hit.
+
+        Until the plan is made, no tier may evict that. Otherwise a save of the same plan could be written over what is
+        still to be read, or read what is not there yet.
+
+        Returns:
+            Whether the prompt must be looked up again, because the arena has changed.
+        """
+        hit, tree, counters = match.found[self.number], self._tree, self.counters
+        if hit.hit_len <= match.hit_len:
+            return False
+        node = tree.boundary(hit.node, hit.hit_len)
+        tree.pin(node)
+        copy = copy_of(tree, node, hit.hit_len, source=self.number, into=ARENA)
+        if copy is None:
+            tree.unpin(node)
+            counters.loads_without_room += 1
+            return True
+        publish(tree, copy)
+        self.loads.append(copy)
+        self._pinned.append(node)
+        counters.loads += 1
+        counters.loaded_frames += len(copy.source)
+        counters.loaded_tokens += hit.hit_len - match.hit_len
+        return True
+
+    def end_plan(self, plan: Plan) -> None:
+        """Tells a plan that is made what it copies."""
+        for node in self._pinned:
+            self._tree.unpin(node)
+        self._pinned = []
+        saves, loads, self.saves, self.loads = self.saves, self.loads, [], []
+        plan.saves = [Transfer(tier=self.number, arena=c.source, other=c.target) for c in saves]
+        plan.loads = [Transfer(tier=self.number, arena=c.target, other=c.source) for c in loads]
+        if saves:
+            self._in_flight.append((plan, saves))
+
+    # --- afterwards -------------------------------------------------------------------------------
+
+    def received(self, plan: Plan) -> None:
+        """The results of a plan are in, so what it has saved is there."""
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            return
+        _, saves = self._in_flight.popleft()
+        for copy in saves:
+            publish(self._tree, copy)
+            self.counters.saves += 1
+            self.counters.saved_frames += len(copy.source)
+
+    def forget(self) -> None:
+        """Lets go of all that is on its way down, because the tree is about to forget everything."""
+        for copies in (self.saves, *(saves for _, saves in self._in_flight)):
+            for copy in copies:
+                give_up(self._tree, copy)
+        self.saves = []
+        self._in_flight.clear()
+
+    # --- looking at it ----------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Recounts who holds what of the tier: the tree, and what is on its way down."""
+        tier = self._tree.tiers[self.number]
+        frames, slots = pools_of(tier)
+        assert isinstance(tier.pages, PageHolds), tier.pages
+        frames.check_invariants()
+        slots.check_invariants()
+        on_the_way = [*self.saves, *(copy for _, saves in self._in_flight for copy in saves)]
+        held = Counter(tier.pages.as_dict())
+        of_slots = Counter(list(tier.slot_nodes))
+        for copy in on_the_way:
+            held.update(given(copy.pages).tolist())
+            of_slots.update([copy.slot] if copy.slot else [])
+        for slot in of_slots:
+            held.update(slots.frames(slot))
+        numbers = range(1, frames.num_frames)
+        agree(
+            "below",
+            frame_holders=({n: frames.holders(n) for n in numbers}, {n: held[n] for n in numbers}),
+            slot_holders=({slot: slots.holders(slot) for slot in of_slots}, dict(of_slots)),
+            slots=(slots.num_held, len(of_slots)),
+        )
+
+    def stats(self, frame_bytes: int) -> dict[str, int | float]:
+        """Present numbers, and the counters."""
+        frames, slots = pools_of(self._tree.tiers[self.number])
+        return {
+            "num_frames": frames.num_frames - 1,
+            "free_frames": frames.num_free,
+            "checkpoints": slots.num_held,
+            "bytes": frames.num_held * frame_bytes,
+            **asdict(self.counters),
+        }
