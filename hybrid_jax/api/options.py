@@ -33,7 +33,6 @@ class LaterOptions(TypedDict, total=False):
 
     quantize: None
     mesh: None
-    host_memory: None
     cache_dir: None
 
 
@@ -50,6 +49,7 @@ class RareOptions(LaterOptions, total=False):
     shapes: Literal["fine", "coarse"] | None
     kernels: Kernels | None
     kv_cache_dtype: Literal["auto", "fp8"] | None
+    host_memory: int | str | None
 
 
 class EngineOptions(RareOptions, total=False):
@@ -121,8 +121,9 @@ def engine_options(
         if name not in known:
             refuse_name("LLM", name, {*known, *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
-    if "memory" in options:
-        options["memory"] = parse_size(options["memory"], name="memory")
+    for name in ("memory", "host_memory"):
+        if name in options:
+            options[name] = parse_size(options[name], name=name)
     cache = options.get("cache")
     if cache is not None and not isinstance(cache, CacheConfig):
         options["cache"] = CacheConfig(policy=cache)

@@ -81,6 +81,7 @@ class EngineConfig:
             min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half of what is free beside
             the weights and a quarter of the RAM; elsewhere 95 % of what weights and a step's temporaries leave, or
             less, so that the compiler can time the largest product.
+        host_memory: bytes of the host's memory that keep what the arena evicts; 0 for none.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
@@ -105,6 +106,7 @@ class EngineConfig:
     """
 
     memory: int | None = None
+    host_memory: int = 0
     max_rows: int = 8
     max_model_len: int | None = None
     grain: int = 32
@@ -136,13 +138,16 @@ class EngineConfig:
         return 1 if self.speculation is None else self.speculation.window
 
     def __post_init__(self) -> None:
-        integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")
+        integers(
+            self, "host_memory", "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed"
+        )
         optional = ("memory", "max_model_len", "page_tokens")
         integers(self, *(name for name in optional if getattr(self, name) is not None))
         flags(self, "exact")
         positive(self, "max_rows", "steps_per_dispatch")
         if self.memory is not None:
             positive(self, "memory")
+        must(self, "host_memory", self.host_memory >= 0, "at least 0")
         if self.max_model_len is not None:
             what = "at least 2, a prompt's token and one more"
             must(self, "max_model_len", self.max_model_len >= 2, what)

@@ -86,7 +86,12 @@ class Engine:
         whole = model_costs(config, self.geometry, whole=True)
         of_steps = step_costs(config, engine_config, whole, on_cpu=self.device.is_host)
         self.scheduler = Scheduler(
-            self.geometry, engine_config, costs=costs, step_costs=of_steps, **room
+            self.geometry,
+            engine_config,
+            costs=costs,
+            step_costs=of_steps,
+            host_frames=self.sizes.host_frames,
+            **room,
         )
         self._pending: deque[Pending] = deque()
         # Made and not dispatched yet. The host may have given away what it reads; later plans are dispatched after it.

@@ -11,6 +11,12 @@ from pallas_kernels.checkpoint import pack_columns, pack_states, unpack_columns,
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 
 
+def in_device_memory(x: jax.Array) -> jax.Array:
+    """An argument that may be in the host's memory, where kernels should read it."""
+    host = jax.typeof(x).memory_space == jax.memory.Space.Host
+    return jax.device_put(x, jax.memory.Space.Device) if host else x
+
+
 def slot_frames(state: State, slots: jax.Array) -> jax.Array:
     """Frames int32[B, F] of the checkpoints in slots int32[B].
 

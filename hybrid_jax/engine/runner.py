@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
+from hybrid_jax.engine.host_frames import HostFrames
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.loop_trial import LoopTrial, row_for_trial
 from hybrid_jax.engine.programs.compiling import WarmUp
@@ -22,10 +23,11 @@ from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.readings import results_of
 from hybrid_jax.engine.steps.step import Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.table import kinds_of
-from hybrid_jax.engine.this_device import device_of
+from hybrid_jax.engine.this_device import device_of, host_memory
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
+from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.bucket import SLOT_WRITES
-from hybrid_jax.schedule.plan import DecodeRow, Plan, Row
+from hybrid_jax.schedule.plan import DecodeRow, Plan, Row, Transfer
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
@@ -119,7 +121,9 @@ class Runner:
             arguments=self._inert,
             store=store,
             loops=self.loops,
+            to_host=host_memory(device),
         )
+        self._host_frames = HostFrames(self.programs)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -136,7 +140,10 @@ class Runner:
 
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
-        assert not (plan.saves or plan.loads), "runner: the arena is the only tier it can copy in"
+        for transfer in plan.saves:
+            self._host_frames.save(self.state, transfer)
+        for transfer in plan.loads:
+            self._load_frames(transfer)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
@@ -253,11 +260,15 @@ class Runner:
                 small.append(("load_adjust",))
             if begin and "history" in self.specs.drafting:
                 small.append(("load_history",))
+        small += [("save_frames",)] * bool(plan.saves) + [("load_frames",)] * bool(plan.loads)
         if plan.new_slots:
             small.append(("write_slots",))
         if plan.moves:
             small += [("move_row",)] + [("move_adjust",)] * (self.adjust is not None)
         return self.programs.missing(plan, small)
+
+    def _load_frames(self, transfer: Transfer) -> None:
+        self.state = self._host_frames.load(self.state, transfer)
 
     def _write_slots(self, new_slots: list) -> None:
         write = self.programs.get("write_slots")
@@ -379,6 +390,10 @@ class Runner:
         jobs: list[tuple] = [("move_row", self._move_row, sink, sink)]
         if "history" in self.specs.drafting:
             jobs += [("load_history", self._load_history, sink, [])]
+        if self.engine.host_memory:
+            nothing = Transfer(tier=HOST, arena=np.zeros(1, np.int32), other=np.zeros(1, np.int32))
+            jobs += [("save_frames", self._host_frames.save, self.state, nothing)]
+            jobs += [("load_frames", self._load_frames, nothing)]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]
@@ -398,9 +413,11 @@ class Runner:
         self.programs.close()
         # Nothing runs a step any more.
         self.state = self.adjust = self.params = None  # type: ignore[assignment]
+        self._host_frames.clear()
 
     def rebuild(self) -> None:
         """Throws the state away, consumed or not, and starts from an empty one."""
+        self._host_frames.clear()
         # What is there is freed before its like is made.
         self.state = self.adjust = None  # type: ignore[assignment]
         self.state = make_state(self.specs)

@@ -45,6 +45,13 @@ def as_device(device: jax.Device) -> Device:
     )
 
 
+def host_memory(device: jax.Device) -> jax.sharding.Sharding | None:
+    """Where programs of a device put what goes into the host's memory; None for a CPU, whose memory that is."""
+    if device.platform == "cpu":
+        return None
+    return jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+
+
 def first_device() -> jax.Device:
     """Where jax puts arrays: its first device, unless jax_default_device names another.
 

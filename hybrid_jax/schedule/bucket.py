@@ -28,6 +28,7 @@ from hybrid_jax.config import EngineConfig
 
 SMALLEST_WIDTH = 256
 # Slots that one dispatch writes to the device's table. Padding costs next to nothing.
+COPIED_FRAMES = 8  # frames that one program copies between the arena and the host's memory
 SLOT_WRITES = 64
 # For coarse shapes. Tokens per row of prefill dispatches, beside prefill_tokens; multiples of every grain.
 CHUNKS = (128, 384, 896, 2560)

@@ -33,6 +33,8 @@ class MemorySplit:
         drafting_bytes: of what drafters keep.
         logits_bytes: of logits and similar arrays in the largest step.
         adjust_bytes: of counts and biases, which are made when the first request asks for them.
+        host_frames: frames of the tier in the host's memory, one that is never used included; 0 for no such tier.
+        host_bytes: that these may take at most.
     """
 
     num_frames: int
@@ -44,6 +46,8 @@ class MemorySplit:
     drafting_bytes: int
     logits_bytes: int
     adjust_bytes: int
+    host_frames: int = 0
+    host_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -145,7 +149,26 @@ def split_memory(
         drafting_bytes=drafting_bytes,
         logits_bytes=step_bytes,
         adjust_bytes=adjust_bytes,
+        **_host_tier(engine, geometry),
     )
+
+
+def _host_tier(engine: EngineConfig, geometry: Geometry) -> dict[str, int]:
+    """What `engine.host_memory` holds.
+
+    Raises:
+        ValueError: not even the pages of one resume point, and its checkpoint.
+    """
+    if not engine.host_memory:
+        return {}
+    frames = min(engine.host_memory // geometry.frame_bytes, NUM_FRAMES_LIMIT - 1)
+    least = _frames_for(geometry, geometry.grain, 1)
+    if frames < least:
+        raise ValueError(
+            f"EngineConfig: host_memory must hold a checkpoint and the pages of {geometry.grain} tokens, "
+            f"{at_least(least * geometry.frame_bytes, engine.host_memory)}; raise it, or leave it out"
+        )
+    return {"host_frames": frames + 1, "host_bytes": frames * geometry.frame_bytes}
 
 
 def _kept_frames(geometry: Geometry, num_tokens: int) -> int:

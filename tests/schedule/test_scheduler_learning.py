@@ -77,7 +77,7 @@ def test_a_reset_leaves_no_points():
     policy = engine.scheduler.memory.tree.policy
     assert len(points(engine)) >= 4 and len(policy) > 0
     engine.scheduler.reset_prefix_cache()
-    assert points(engine) == [] and len(policy) == 0 and policy.points.moved == {}
+    assert points(engine) == [] and len(policy) == 0 and policy.moved == {}
     engine.check()
 
 

@@ -65,7 +65,6 @@ def making(config: ModelConfig, params: Any) -> None:
         speculation=SpeculationConfig(num_tokens=3),
         quantize=None,
         mesh=None,
-        host_memory=None,
         cache_dir=None,
     )
     LLM(progress=lambda done, total: print(done / total))

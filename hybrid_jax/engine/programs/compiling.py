@@ -139,6 +139,7 @@ class Program:
         compiling: keeps the clock. platform: the platform that it is compiled for.
         store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
         device: where arrays are that are on no device on purpose; None for jax's first. options: of the compiler.
+        results: where what it makes goes; None for the device's memory.
     """
 
     def __init__(
@@ -152,15 +153,19 @@ class Program:
         identity: str = "",
         device: jax.Device | None = None,
         options: Mapping[str, str | int] | None = None,
+        results: jax.sharding.Sharding | None = None,
     ) -> None:
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
         self._does = DOING.get(function.__name__, "small changes")
         self._device = device
-        self._identity = f"{identity} donated={donated} options={options}"
+        self._identity = f"{identity} donated={donated} options={options} results={results}"
         self._lock = threading.Lock()  # one thread compiles it; others that need it wait
         self._run: Callable | None = None
-        self.lower = jax.jit(function, donate_argnums=donated, compiler_options=options).lower
+        where = {} if results is None else {"out_shardings": results}
+        self.lower = jax.jit(
+            function, donate_argnums=donated, compiler_options=options, **where
+        ).lower
 
     @property
     def compiled(self) -> bool:

@@ -26,7 +26,7 @@ from hybrid_jax.engine.programs.compiling import (
 from hybrid_jax.engine.programs.loops import Loops, options_for
 from hybrid_jax.engine.programs.serving import Serving, StepKey
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.engine.steps.small import CHANGES, READ_ROWS, READERS
+from hybrid_jax.engine.steps.small import CHANGES, READ_STATE, READERS, TO_HOST
 from hybrid_jax.engine.steps.step import PLAIN, StepKind, Variant
 from hybrid_jax.schedule.plan import Plan, Row
 from hybrid_jax.state import Model
@@ -45,6 +45,7 @@ class Programs:
         arguments: gives the arguments of a step whose rows do nothing, by its kind, bucket and variant.
         store: where compiled programs are kept between processes, or None.
         loops: where loops over steps run.
+        to_host: where arrays in the host's memory go; None where that is the device's.
 
     Attributes:
         made: those that were asked for, by key.
@@ -63,8 +64,10 @@ class Programs:
         arguments: Callable[[StepKind, Any, Variant], tuple],
         store: ProgramStore | None,
         loops: Loops,
+        to_host: jax.sharding.Sharding | None = None,
     ) -> None:
         self.model, self._kinds, self._store, self._loops = model, kinds, store, loops
+        self._to_host = to_host
         self._by_name = {kind.name: kind for kind in kinds}
         self._device, self._arguments = device, arguments
         self._coarse = engine.shapes == "coarse"
@@ -105,8 +108,8 @@ class Programs:
                 static |= {"loops": False, "max_steps": 1}
         elif name in CHANGES:
             function, donated, static = CHANGES[name], 0, {}
-        elif name in READ_ROWS:
-            function, static = READ_ROWS[name], {}
+        elif name in READ_STATE:
+            function, static = READ_STATE[name], {}
         else:
             function = READERS[name]
             if name == "prompt_logprobs":
@@ -127,6 +130,7 @@ class Programs:
             identity=f"{name} {shape} {static}",
             device=self._device,
             options=options_for(self._device.platform, of_loops),
+            results=self._to_host if name in TO_HOST else None,
         )
 
     def forget_loops(self) -> None:

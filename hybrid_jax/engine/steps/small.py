@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import adjust, kept, rings
+from hybrid_jax.engine.frames import in_device_memory
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS
@@ -54,6 +55,21 @@ def write_row(state: State, row: jax.Array, held: dict[str, Any]) -> State:
     parts = _beside_rings(state)
     new = {name: jax.tree.map(of_row, x, held[name]) for name, x in parts.items()}
     return state.replace(rings=jax.tree.map(of_layers, state.rings, held["rings"]), **new)
+
+
+def save_frames(state: State, frames: jax.Array) -> tuple[jax.Array, ...]:
+    """Frames int32[COPIED_FRAMES] of the arena, each as an array uint32[W] of its own."""
+    return tuple(
+        jax.lax.dynamic_index_in_dim(state.arena, frame, keepdims=False) for frame in frames
+    )
+
+
+def load_frames(state: State, frames: jax.Array, *words: jax.Array) -> State:
+    """Writes what `save_frames` has made to frames int32[COPIED_FRAMES]; padding writes to the sink."""
+    arena = state.arena
+    for frame, row in zip(frames, words, strict=True):
+        arena = jax.lax.dynamic_update_index_in_dim(arena, in_device_memory(row), frame, 0)
+    return state.replace(arena=arena)
 
 
 @on_matrices
@@ -123,14 +139,20 @@ READERS: dict[str, Callable] = {
     "all_hidden": all_hidden,
     "all_logprobs": all_logprobs,
 }
-# Programs that read what a row has, and change nothing.
-READ_ROWS: dict[str, Callable] = {"read_row": read_row, "read_adjust": adjust.read_row}
+# Programs that read a part of the state, and change nothing.
+READ_STATE: dict[str, Callable] = {
+    "read_row": read_row,
+    "read_adjust": adjust.read_row,
+    "save_frames": save_frames,
+}
+TO_HOST = ("save_frames",)  # their results go into the host's memory
 # By the name of their programs. The first argument is donated.
 CHANGES: dict[str, Callable] = {
     "write_slots": write_slots,
     "move_row": move_row,
     "write_row": write_row,
     "write_adjust": adjust.write_row,
+    "load_frames": load_frames,
     "load_history": kept.load_tokens,
     "load_adjust": adjust.load_row,
     "move_adjust": adjust.move_row,
