@@ -20,11 +20,14 @@ class HostFrames:
 
     Args:
         programs: that copy.
+
+    Attributes:
+        frames: uint32[words of a frame] by number; those that were never saved are not there.
     """
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
-        self._frames: dict[int, jax.Array] = {}
+        self.frames: dict[int, jax.Array] = {}
 
     def save(self, state: State, transfer: Transfer) -> None:
         """Copies frames out of the arena. The call returns before they are copied."""
@@ -32,20 +35,20 @@ class HostFrames:
         for begin in range(0, len(transfer.arena), COPIED_FRAMES):
             targets = transfer.other[begin : begin + COPIED_FRAMES].tolist()
             made = run(state, _padded(transfer.arena[begin : begin + COPIED_FRAMES]))
-            self._frames |= zip(targets, made[: len(targets)], strict=True)
+            self.frames |= zip(targets, made[: len(targets)], strict=True)
 
     def load(self, state: State, transfer: Transfer) -> State:
         """Copies frames into the arena, and returns the state with them."""
         run = self._programs.get("load_frames")
         for begin in range(0, len(transfer.arena), COPIED_FRAMES):
-            words = [self._frames[n] for n in transfer.other[begin : begin + COPIED_FRAMES].tolist()]
+            words = [self.frames[n] for n in transfer.other[begin : begin + COPIED_FRAMES].tolist()]
             words += words[:1] * (COPIED_FRAMES - len(words))
             state = run(state, _padded(transfer.arena[begin : begin + COPIED_FRAMES]), *words)
         return state
 
     def clear(self) -> None:
         """Frees all of it."""
-        self._frames.clear()
+        self.frames.clear()
 
 
 def _padded(frames: np.ndarray) -> np.ndarray:

@@ -73,6 +73,7 @@ class Runner:
 
     Attributes:
         loops: where loops over steps run.
+        host_frames: of the tier below the arena.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Runner:
             loops=self.loops,
             to_host=host_memory(device),
         )
-        self._host_frames = HostFrames(self.programs)
+        self.host_frames = HostFrames(self.programs)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Runner:
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
         for transfer in plan.saves:
-            self._host_frames.save(self.state, transfer)
+            self.host_frames.save(self.state, transfer)
         for transfer in plan.loads:
             self._load_frames(transfer)
         if plan.new_slots:
@@ -268,7 +269,7 @@ class Runner:
         return self.programs.missing(plan, small)
 
     def _load_frames(self, transfer: Transfer) -> None:
-        self.state = self._host_frames.load(self.state, transfer)
+        self.state = self.host_frames.load(self.state, transfer)
 
     def _write_slots(self, new_slots: list) -> None:
         write = self.programs.get("write_slots")
@@ -392,7 +393,7 @@ class Runner:
             jobs += [("load_history", self._load_history, sink, [])]
         if self.engine.host_memory:
             nothing = Transfer(tier=HOST, arena=np.zeros(1, np.int32), other=np.zeros(1, np.int32))
-            jobs += [("save_frames", self._host_frames.save, self.state, nothing)]
+            jobs += [("save_frames", self.host_frames.save, self.state, nothing)]
             jobs += [("load_frames", self._load_frames, nothing)]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
@@ -413,11 +414,11 @@ class Runner:
         self.programs.close()
         # Nothing runs a step any more.
         self.state = self.adjust = self.params = None  # type: ignore[assignment]
-        self._host_frames.clear()
+        self.host_frames.clear()
 
     def rebuild(self) -> None:
         """Throws the state away, consumed or not, and starts from an empty one."""
-        self._host_frames.clear()
+        self.host_frames.clear()
         # What is there is freed before its like is made.
         self.state = self.adjust = None  # type: ignore[assignment]
         self.state = make_state(self.specs)

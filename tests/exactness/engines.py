@@ -27,15 +27,16 @@ def frames_for(geometry: Geometry, room: float) -> int:
 
 
 def make_engine(
-    config: ModelConfig, params: dict, settings: EngineConfig, *, room: float
+    config: ModelConfig, params: dict, settings: EngineConfig, *, room: float, below: float = 0
 ) -> Engine:
-    """An engine with an arena of `frames_for(room)`."""
+    """An engine with an arena of `frames_for(room)`, and as many frames for `below` in the host's memory."""
     geometry = make_geometry(config, settings)
     fixed = split_memory(config, replace(settings, memory=None), geometry).row_bytes
     fixed += 8 * max(geometry.state_frames, 1)
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     memory = fixed + frames_for(geometry, room) * per_frame
-    return Engine(config, params, replace(settings, memory=memory))
+    host = (frames_for(geometry, below) - 1) * geometry.frame_bytes
+    return Engine(config, params, replace(settings, memory=memory, host_memory=host))
 
 
 def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None:
@@ -53,6 +54,7 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
         num_frames=num_frames,
         max_slots=max(2, min(slots, sizes.max_slots)),
         max_model_len=sizes.max_model_len,
+        host_frames=sizes.host_frames,
         costs=model_costs(engine.config, geometry),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.sequence import Phase
 from hybrid_jax.state import State
 
@@ -70,6 +71,8 @@ class Poison:
                     if frames.holders(frame) == 1:
                         tails[frame] = max(num_tokens - index * geometry.page_tokens, 0)
         history = tuple(group.layout.columns for group in geometry.groups)
+        if scheduler.memory.below is not None:
+            self._spread_below()
         engine.runner.state = _fill(
             engine.runner.state,
             whole,
@@ -81,6 +84,14 @@ class Poison:
             history=history,
         )
         self.num_spread += 1
+
+    def _spread_below(self) -> None:
+        """Poisons the frames of the tier below that nobody holds."""
+        memory, kept = self.engine.scheduler.memory, self.engine.runner.host_frames
+        frames = memory.tree.tiers[HOST].frames
+        for number, words in kept.frames.items():
+            if frames.holders(number) == 0:
+                kept.frames[number] = jnp.full_like(words, 0x7FC07FC0)
 
 
 def tokens_in_page(geometry: Geometry) -> np.ndarray:

@@ -1,0 +1,122 @@
+"""An arena of two prompts above a host's memory of ten: the tokens of a run without cache, from what came back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from hybrid_jax.config.arrays import FP8
+from hybrid_jax.engine.engine import Engine
+from tests.drawing import left_to_all
+from tests.exactness.conftest import FLOAT32, SETTINGS, load
+from tests.exactness.engines import make_engine, one_shape, start_over
+from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.poison import Poison
+from tests.exactness.speculation_matrix import ENGINES, with_drafter
+
+ROOM, BELOW = 2.2, 10.0
+NAMES = ("mamba2", "bamba", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
+NAMES += ("with_cut", "with_latent", "with_fixed_decay", "llama")
+OTHER = {
+    "fp8": replace(FLOAT32, kv_cache_dtype="fp8"),
+    "small pages": replace(FLOAT32, page_tokens=16),
+    "one long step": replace(FLOAT32, steps_per_dispatch=8, max_rows=2),
+}
+EXACT = {
+    "float32": SETTINGS["exact"],
+    "bfloat16": replace(SETTINGS["exact"], dtype="bfloat16"),
+    "fp8": SETTINGS["exact_fp8"],
+}
+
+
+def conversations(vocab: int, rounds: int = 3) -> list[Job]:
+    """Prompts that come back, each longer than before, when the arena has long given their beginnings away."""
+    rng, jobs = Random(1), []
+    prompts = [
+        random_prompt(40, 100 + n // 3, vocab) + random_prompt(30 + 11 * n, n, vocab)
+        for n in range(7)
+    ]
+    for turn in range(rounds):
+        rng.shuffle(prompts)
+        for place, prompt in enumerate(prompts):
+            count = 4 + 7 * (place % 3)
+            jobs.append(Job(prompt=prompt, max_tokens=count, arrive=9 * len(jobs)))
+            prompts[place] = prompt + random_prompt(9, 50 * turn + place, vocab)
+    return jobs
+
+
+def serve(engine: Engine, jobs: list[Job], *, below: bool) -> Run:
+    """Runs jobs; with a tier below, much must have come back from there."""
+    run = drive(engine, jobs, Poison(engine))
+    if below:
+        moved = run.moved
+        assert min(moved["host_saves"], moved["host_loads"]) > 5, moved
+        assert sum(run.cached) >= moved["host_loaded_tokens"] > 300
+        engine.scheduler.check_invariants()
+    return run
+
+
+def cold(engine: Engine, jobs: list[Job]) -> Run:
+    """The same without a cache."""
+    start_over(engine, ROOM, policy="off")
+    return drive(engine, jobs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@left_to_all("bamba", "with_latent", "with_fixed_decay")
+def test_tokens_are_those_of_a_run_without_cache(name, plain_of):
+    config, params = load(name)
+    jobs = conversations(config.vocab_size)
+    with one_shape(64):
+        engine = make_engine(config, params, FLOAT32, room=ROOM, below=BELOW)
+        run = serve(engine, jobs, below=True)
+        assert plain_of(name).mismatches(run.requests) == []
+        assert run.outputs == cold(engine, jobs).outputs
+        engine.close()
+
+
+@pytest.mark.parametrize("how", OTHER)
+def test_with_other_pages_and_steps(how, plain_of):
+    config, params = load("with_cut")
+    jobs = conversations(config.vocab_size)
+    with one_shape(64):
+        engine = make_engine(config, params, OTHER[how], room=ROOM, below=BELOW)
+        run = serve(engine, jobs, below=True)
+        assert (
+            plain_of("with_cut", FP8 if how == "fp8" else None).mismatches(run.requests)
+            == []
+        )
+        engine.close()
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("name", ["qwen3_next", "with_cut", "windowed"])
+@left_to_all("qwen3_next-f", "windowed-f", "with_cut-float32")
+def test_exact_mode_gives_the_same_bits(name, dtype):
+    config, params = load(name, EXACT[dtype].dtype)
+    jobs = conversations(config.vocab_size)
+    engine = make_engine(config, params, EXACT[dtype], room=ROOM, below=BELOW)
+    run = serve(engine, jobs, below=True)
+    assert run.bits == cold(engine, jobs).bits
+    engine.close()
+
+
+DRAFTING = ("ngram-parallel", "mtp-parallel", "mtp_tree-qwen3_next", "draft-jamba", "exit-with_cut")
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+@left_to_all("mtp-parallel", "draft-jamba")
+def test_with_drafts(name):
+    maker = ENGINES[name]
+    config, params = with_drafter(maker)
+    jobs = conversations(config.vocab_size)
+    with one_shape(64):
+        engine = make_engine(
+            config, params, replace(maker.settings, max_rows=3), room=ROOM, below=BELOW
+        )
+        run = serve(engine, jobs, below=True)
+        assert run.moved["draft_tokens"] > 0
+        assert run.outputs == cold(engine, jobs).outputs
+        engine.close()
