@@ -70,6 +70,8 @@ class LLM(Reader):
             need, but at most half of what the weights leave free and a quarter of the RAM. None on a GPU: 95 % of what
             weights and the temporaries of a step leave of the memory that jax may take, which is 95 % of the card
             unless XLA_CLIENT_MEM_FRACTION says otherwise.
+        host_memory: bytes of the host's memory, as a number or like "8GiB", for prefixes that the cache evicts. A
+            prompt that goes on from one has it copied back. None for none. On a CPU `memory` is in the same RAM.
         max_rows: sequences that decode together; None for 8 on a CPU, and on a GPU for as many as the memory holds at
             4096 tokens each, up to 256.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
@@ -113,6 +115,7 @@ class LLM(Reader):
         *,
         dtype: str = "auto",
         memory: int | str | None = None,
+        host_memory: int | str | None = None,
         max_rows: int | None = None,
         max_model_len: int | None = None,
         cache: str | CacheConfig = "adaptive",
@@ -124,7 +127,12 @@ class LLM(Reader):
         progress: ProgressOption = None,
         **options: Unpack[RareOptions],
     ) -> None:
-        sizes = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
+        sizes = {
+            "memory": memory,
+            "host_memory": host_memory,
+            "max_rows": max_rows,
+            "max_model_len": max_model_len,
+        }
         given: dict[str, Any] = sizes | {"cache": cache, "seed": seed, "exact": exact, **options}
         given["speculation"] = speculation
         check_process()

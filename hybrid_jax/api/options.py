@@ -49,13 +49,13 @@ class RareOptions(LaterOptions, total=False):
     shapes: Literal["fine", "coarse"] | None
     kernels: Kernels | None
     kv_cache_dtype: Literal["auto", "fp8"] | None
-    host_memory: int | str | None
 
 
 class EngineOptions(RareOptions, total=False):
     """Fields of `EngineConfig` that `LLM.from_params` takes, except the dtype; None for the default."""
 
     memory: int | str | None
+    host_memory: int | str | None
     max_rows: int | None
     max_model_len: int | None
     cache: str | CacheConfig | None
@@ -122,7 +122,7 @@ def engine_options(
             refuse_name("LLM", name, {*known, *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
     for name in ("memory", "host_memory"):
-        if name in options:
+        if name in options and (name, options[name]) != ("host_memory", 0):
             options[name] = parse_size(options[name], name=name)
     cache = options.get("cache")
     if cache is not None and not isinstance(cache, CacheConfig):

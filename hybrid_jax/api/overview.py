@@ -60,6 +60,7 @@ def overview(
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
+        **({"host": _host(sizes)} if sizes.host_frames else {}),
         "rings": f"{format_size(sizes.ring_bytes)} for {counted(config.max_rows, 'row')}",
         "tables": f"{format_size(sizes.table_bytes)} for {counted(sizes.max_slots, 'checkpoint')}",
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
@@ -125,6 +126,12 @@ def _device(device: Device, sizes: MemorySplit, weight_bytes: int) -> str:
     return (
         f"{name}; weights and memory take {format_size(taken)} of {format_size(device.num_bytes)}"
     )
+
+
+def _host(sizes: MemorySplit) -> str:
+    """What lies below the arena."""
+    size, frames = format_size(sizes.host_bytes), counted(sizes.host_frames - 1, "frame")
+    return f"{size} in {frames} of the host's memory, for what the arena evicts"
 
 
 def _triton(reasons: dict[str, str], scans: bool) -> dict[str, str]:

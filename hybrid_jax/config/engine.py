@@ -147,13 +147,15 @@ class EngineConfig:
         positive(self, "max_rows", "steps_per_dispatch")
         if self.memory is not None:
             positive(self, "memory")
+        must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
         must(self, "host_memory", self.host_memory >= 0, "at least 0")
+        kept = not self.host_memory or self.cache.policy != "off"
+        must(self, "host_memory", kept, "0 with cache='off', for it holds what the cache evicts")
         if self.max_model_len is not None:
             what = "at least 2, a prompt's token and one more"
             must(self, "max_model_len", self.max_model_len >= 2, what)
         most = 2**63 - 1
         must(self, "seed", 0 <= self.seed <= most, f"an integer between 0 and {most}")
-        must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
         grain, page = self.grain, self.page_tokens
         good = 8 <= grain <= MAX_GRAIN and grain.bit_count() == 1
         must(self, "grain", good, f"a power of two between 8 and {MAX_GRAIN}")

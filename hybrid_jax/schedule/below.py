@@ -27,7 +27,6 @@ class TierCounters:
 
     Attributes:
         saves, saved_frames: prefixes that went down, and the frames copied for them.
-        saves_without_room: evicted prefixes that the tier had no room for.
         saves_dropped: those that were too much for one plan to copy.
         loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
             arena did not have.
@@ -36,7 +35,6 @@ class TierCounters:
 
     saves: int = 0
     saved_frames: int = 0
-    saves_without_room: int = 0
     saves_dropped: int = 0
     loads: int = 0
     loaded_frames: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.kinds.table import kind_of, recurrent_kind
+from hybrid_jax.machine import ram_bytes
 from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
@@ -60,8 +62,9 @@ class Room:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of weights, `memory` and temporaries together."""
-        return self.weight_bytes + self.memory_bytes + self.temporary_bytes
+        """Bytes of weights, `memory` and temporaries together; on a CPU with `host_memory`."""
+        beside = self.sizes.host_bytes if self.device.is_host else 0
+        return self.weight_bytes + self.memory_bytes + self.temporary_bytes + beside
 
     @property
     def taken_bytes(self) -> int:
@@ -77,11 +80,13 @@ class Room:
     def parts(self) -> str:
         """What is needed, as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
+        host = self.sizes.host_bytes if self.device.is_host else 0
+        below = f"host_memory {format_size(host)} + " if host else ""
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
         copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (
             f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
-            f"memory {least}{format_size(self.memory_bytes)} for {counted(self.engine.max_rows, 'row')} + "
+            f"memory {least}{format_size(self.memory_bytes)} for {counted(self.engine.max_rows, 'row')} + {below}"
             f"temporaries {format_size(self.temporary_bytes)}{copies} = {format_size(self.needed_bytes)}"
         )
 
@@ -226,6 +231,11 @@ def require_room(room: Room) -> None:
     Raises:
         DoesNotFit: says what the model needs, what there is, and what would fit.
     """
+    if not room.device.is_host and room.sizes.host_bytes > (has := ram_bytes() or math.inf):
+        raise DoesNotFit(
+            f"LLM: host_memory of {format_size(room.sizes.host_bytes)} does not fit: this machine has "
+            f"{format_size(int(has))}; lower it"
+        )
     if room.fits is not False:
         return
     raise DoesNotFit(

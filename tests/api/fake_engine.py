@@ -65,6 +65,8 @@ class FakeEngine:
         self.compiled = self.pause = 0.0  # seconds; the latter of each step
         self.listed = {}
         self.sizes = SimpleNamespace(
+            host_frames=0,
+            host_bytes=0,
             arena_bytes=3 << 20,
             num_frames=7,
             ring_bytes=2048,

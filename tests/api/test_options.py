@@ -118,8 +118,10 @@ def test_the_dtypes_of_an_llm_include_auto(fake_model):
 
 
 def test_what_a_cache_config_will_hold_later_is_named():
-    message = "CacheConfig: host_memory: a cache on host memory is not built yet; leave it out"
+    message = "CacheConfig: cache_dir: a cache on disk is not built yet; leave it out"
     with pytest.raises(NotImplementedError, match=message):
+        CacheConfig(cache_dir="x")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"host_memory: LLM\(host_memory=...\) takes it; leave"):
         CacheConfig(host_memory="2GiB")  # type: ignore[call-arg]
     for gone, instead in (("kv_quota", "one order of value"), ("watermarks", "stats\\(\\) counts")):
         with pytest.raises(TypeError, match=f"CacheConfig: {gone}: {instead} .*; leave it out"):
@@ -152,7 +154,18 @@ def test_numbers_of_numpy_become_pythons_own():
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
         ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
         ({"mesh": "tp=2"}, NotImplementedError, "mesh='tp=2'"),
-        ({"host_memory": "2GiB"}, NotImplementedError, "host_memory='2GiB'"),
+        ({"host_memory": "2 lots"}, ValueError, "host_memory: a size must look like 5GB"),
+        ({"host_memory": -1}, ValueError, "host_memory: a size must look like 5GB"),
+        (
+            {"host_memory": "1KiB"},
+            ValueError,
+            "LLM: host_memory must hold a checkpoint and the pages of",
+        ),
+        (
+            {"host_memory": "1GiB", "cache": "off"},
+            ValueError,
+            "LLM: host_memory must be 0 with cache='off', for it holds what the cache evicts, got 1073741824",
+        ),
         ({"cache_dir": "x"}, NotImplementedError, "cache_dir='x'"),
         (
             {"cache": "best"},

@@ -50,11 +50,11 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
     slots = 1 + num_frames // geometry.state_frames if geometry.has_state else 2
     engine.scheduler = Scheduler(
         geometry,
-        replace(engine.engine_config, cache=CacheConfig(policy=policy)),
+        replace(engine.engine_config, cache=CacheConfig(policy=policy), host_memory=0),
         num_frames=num_frames,
         max_slots=max(2, min(slots, sizes.max_slots)),
         max_model_len=sizes.max_model_len,
-        host_frames=sizes.host_frames,
+        host_frames=sizes.host_frames if policy != "off" else 0,
         costs=model_costs(engine.config, geometry),
     )
 

@@ -84,10 +84,7 @@ def test_with_other_pages_and_steps(how, plain_of):
     with one_shape(64):
         engine = make_engine(config, params, OTHER[how], room=ROOM, below=BELOW)
         run = serve(engine, jobs, below=True)
-        assert (
-            plain_of("with_cut", FP8 if how == "fp8" else None).mismatches(run.requests)
-            == []
-        )
+        assert plain_of("with_cut", FP8 if how == "fp8" else None).mismatches(run.requests) == []
         engine.close()
 
 

@@ -28,6 +28,14 @@ MemoryOption = Annotated[
         show_default="what suits the machine",
     ),
 ]
+HostMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory of the host for what the prefix cache evicts, like 8GB or 8GiB. Prompts that go on from that "
+        "have it copied back.",
+        show_default="none",
+    ),
+]
 RowsOption = Annotated[
     int | None,
     typer.Option(help="How many sequences decode together.", show_default="what suits the machine"),
@@ -77,6 +85,7 @@ class ModelOptions:
     dtype: DtypeOption = "auto"
     kv_cache_dtype: KVDtypeOption = "auto"
     memory: MemoryOption = None
+    host_memory: HostMemoryOption = None
     max_rows: RowsOption = None
     max_model_len: LengthOption = None
     cache: Annotated[
