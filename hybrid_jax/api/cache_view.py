@@ -228,13 +228,22 @@ class CacheView:
             return (
                 f"a prompt of at most {grain} tokens holds no resume point (they lie {grain} apart)"
             )
+        below = ""
+        if look_up is not None and look_up.loaded:
+            below = (
+                f". {look_up.loaded} of the skipped ones were copied back from the host's memory"
+            )
         if hit >= possible:
             return (
                 f"that is all there can be: resume points lie {grain} tokens apart, and the last "
-                "token must be computed"
+                f"token must be computed{below}"
             )
         why = "" if look_up is None else f". {self._missing(look_up)}"
-        return f"{possible} were possible{why}"
+        return f"{possible} were possible{why}{below}"
+
+    @property
+    def _or_below(self) -> str:
+        return " or host_memory" if self._config.host_memory else ""
 
     def _missing(self, look_up: LookUp) -> str:
         """What kept a prompt from resuming at its last resume point."""
@@ -248,7 +257,7 @@ class CacheView:
                 others = f"{look_up.ago} other prompt{'s were' if look_up.ago != 1 else ' was'}"
                 return (
                     f"{gone} at {position} had been evicted by policy {look_up.policy}; {others} looked up since. "
-                    f"More memory would have kept {'it' if gone == 'The state' else 'them'}"
+                    f"More memory{self._or_below} would have kept {'it' if gone == 'The state' else 'them'}"
                 )
             case Why.TAKEN_BACK:
                 return (

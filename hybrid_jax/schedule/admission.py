@@ -118,7 +118,7 @@ class Admission:
                 passed.append(sequence)
                 num_free -= 1
                 continue
-            queued, match = sequence.queued, None
+            queued, match, in_arena = sequence.queued, None, 0
             patient = queued.num_overtaken < self.patience
             if self.memory.tree is not None and sequence.uses_cache:
                 # As long as the promise stands there is no need to look the prompt up again.
@@ -131,6 +131,7 @@ class Admission:
                     queued.waits_for = match.pending
                     passed.append(sequence)
                     continue
+                in_arena = match.hit_len
                 if self.memory.below is not None and self.memory.below.fetch(match):
                     match = self.memory.tree.match(sequence.looked_up, sequence.owner)
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
@@ -139,7 +140,8 @@ class Admission:
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
-                hit.look_up = history.explain(sequence, match, hit_len) if history else None
+                loaded = max(hit_len - in_arena, 0)
+                hit.look_up = history.explain(sequence, match, hit_len, loaded) if history else None
             for earlier in passed:
                 earlier.queued.num_overtaken += 1
             admitted.append(sequence)

@@ -109,14 +109,21 @@ class History:
         sequence.known = Known(length, relation)
         return end_node
 
-    def explain(self, sequence: Sequence, match: Match | None, hit_len: int) -> LookUp:
-        """What was known of the prompt of a sequence that starts after a prefix, and why it hit no further."""
+    def explain(
+        self, sequence: Sequence, match: Match | None, hit_len: int, loaded: int = 0
+    ) -> LookUp:
+        """What was known of the prompt of a sequence that starts after a prefix, and why it hit no further.
+
+        Args:
+            match: its look-up, or None. hit_len, loaded: as in `LookUp`.
+        """
         known_len = sequence.known.length if sequence.known is not None else 0
         if match is None:
             return LookUp(match_len=known_len, hit_len=hit_len, why=Why.ASKED_FOR)
         found = look_up_result(
             match,
             hit_len,
+            loaded=loaded,
             prompt=sequence.prompt,
             known_len=known_len,
             grain=self.log.grain,

@@ -28,10 +28,10 @@ def thread_of(engine):
 class Asked:
     """A simulated engine behind the view, one request after the other."""
 
-    def __init__(self, policy="lru", **options):
+    def __init__(self, policy="lru", host_memory=0, **options):
         self.engine = Engine.make(cache=policy, **options)
         self.engine.describe = lambda: "an engine"
-        config = EngineConfig(cache=CacheConfig(policy=policy))
+        config = EngineConfig(cache=CacheConfig(policy=policy), host_memory=host_memory)
         self.seen = {}
         self.view = CacheView(thread_of(self.engine), self.seen, MODEL, config)
 
@@ -122,6 +122,26 @@ def test_requests_are_explained_in_words_and_numbers():
     )
     asked.engine.scheduler.reset_prefix_cache()
     assert "The cache knew no earlier request that began like this one" in asked.ask(prompt)
+
+
+def test_what_came_from_the_hosts_memory_is_said():
+    asked = Asked(num_frames=24, host_frames=60, host_memory=1)
+    first, *others = (tokens_of(random.Random(seed), 100) for seed in range(4))
+    for prompt in (first, *others):
+        asked.ask(prompt)
+    assert "[0, 96)" in str(asked.view.tree()) and "in the host's memory" in str(asked.view.tree())
+    said = asked.ask([*first, 7])
+    assert said.endswith("computed. 96 of the skipped ones were copied back from the host's memory")
+    asked.engine.check()
+
+
+def test_what_the_host_has_and_the_arena_no_room_for_is_said():
+    asked = Asked(num_frames=20, host_frames=60, host_memory=1)
+    first, other = (tokens_of(random.Random(seed), 200) for seed in range(2))
+    for prompt in (first, other):
+        asked.ask(prompt)
+    asked.engine.scheduler.memory.make_room(19)
+    assert "there was no room for both that and this request" in asked.ask([*first, *first])
 
 
 def test_a_request_that_is_not_there_is_named():

@@ -276,6 +276,7 @@ class LookUp:
 
     Attributes:
         match_len, hit_len: tokens known, and skipped.
+        loaded: how many of the skipped ones the arena had not, so that they were copied from the tier below.
         why: what kept it from more.
         position: where it would have resumed, had that been kept; 0 where nothing was. Of a sequence that ended too
             early, the last point that was saved.
@@ -288,6 +289,7 @@ class LookUp:
     match_len: int
     hit_len: int
     why: Why
+    loaded: int = 0
     position: int = 0
     ago: int = 0
     pages: bool = False
@@ -299,6 +301,7 @@ def look_up_result(
     match: Match,
     hit_len: int,
     *,
+    loaded: int = 0,
     prompt: np.ndarray,
     known_len: int,
     grain: int,
@@ -310,7 +313,7 @@ def look_up_result(
 
     Args:
         match: of the prompt, or of a part of it if no hit may reach further.
-        hit_len: tokens that are skipped in the end.
+        hit_len: tokens that are skipped in the end. loaded: as in `LookUp`.
         prompt: int32[n] all of it.
         known_len: tokens that were known before the prompt came.
         needs_slots: as in the tree. Without, a prompt may resume wherever there are all pages that are read there.
@@ -328,12 +331,16 @@ def look_up_result(
     paged = 0 if needs_slots else min(match.cached_len // grain * grain, possible)
     between = [loss for loss in losses if max(hit_len, paged) < loss.position <= reach]
     found = LookUp(
-        match_len=max(known_len, ended_len), hit_len=hit_len, why=Why.NEVER_SEEN, policy=policy
+        match_len=max(known_len, ended_len),
+        hit_len=hit_len,
+        why=Why.NEVER_SEEN,
+        loaded=loaded,
+        policy=policy,
     )
     if hit_len >= possible:
         return replace(found, why=Why.COMPLETE)
-    if hit_len < match.hit_len:
-        return replace(found, why=Why.NO_ROOM, position=match.hit_len)
+    if hit_len < (deepest := max(tier.hit_len for tier in match.found)):
+        return replace(found, why=Why.NO_ROOM, position=deepest)
     if between:
         loss = max(between, key=lambda loss: loss.position)
         why = Why.TAKEN_BACK if loss.taken_back else Why.EVICTED
@@ -410,6 +417,7 @@ def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> 
         count = len(node.held[ARENA].pages) if cached else 0
         marks = [f"{count} page{'s' * (count != 1)}" if cached else "known"]
         marks += ["checkpoint"] if resumes else []
+        marks += ["in the host's memory"] if any(tier != ARENA for tier in node.held) else []
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
         marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
