@@ -417,8 +417,7 @@ class Runner:
         self.host_frames.clear()
 
     def rebuild(self) -> None:
-        """Throws the state away, consumed or not, and starts from an empty one."""
-        self.host_frames.clear()
+        """Throws the state away, consumed or not, and starts from an empty one. Frames of the host stay."""
         # What is there is freed before its like is made.
         self.state = self.adjust = None  # type: ignore[assignment]
         self.state = make_state(self.specs)

@@ -18,7 +18,7 @@ from hybrid_jax.cache.pools.frames import FrameAllocator, given
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.pools.windows import page_holds
-from hybrid_jax.cache.tree.copies import tier_below
+from hybrid_jax.cache.tree.copies import take_over, tier_below
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
@@ -564,6 +564,18 @@ class Memory:
         for sequence in sequences:
             if sequence.announced.end_node is not None:
                 self.announce(sequence)
+
+    def take_over(self, before: Memory) -> None:
+        """Keeps what lies below the arena of a memory whose arena is lost, unless a change of it was broken off."""
+        if self.below is None or before.below is None or self.tree is None or before.tree is None:
+            return
+        self.below.counters = before.below.counters
+        try:
+            before.tree.check_invariants()
+            before.below.check_invariants()
+        except Exception:
+            return
+        take_over(self.tree, before.tree, HOST)
 
     # --- looking at it --------------------------------------------------------------------------
 

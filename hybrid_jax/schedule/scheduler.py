@@ -408,6 +408,7 @@ class Scheduler:
             for tier, before in zip(new.memory.tree.tiers, self.memory.tree.tiers, strict=True):
                 tier.counters = before.counters
         new.memory.holds.counters = self.memory.holds.counters
+        new.memory.take_over(self.memory)
         new.counters.restarts += 1
         for request in requests:
             new.add(request)

@@ -170,3 +170,21 @@ def test_the_invariant_check_sees_corruption(corrupt):
         frames.num_free -= 1
     with pytest.raises(AssertionError, match="frames:"):
         frames.check_invariants()
+
+
+def test_frames_that_are_claimed_are_the_callers_and_no_other_gets_them():
+    frames = FrameAllocator(8)
+    first = frames.allocate(2)
+    frames.release(first)
+    frames.claim([5, 2, 7])
+    frames.check_invariants()
+    assert frames.num_free == 4 and [frames.holders(n) for n in (5, 2, 7, 3)] == [1, 1, 1, 0]
+    assert not set(frames.allocate(4).tolist()) & {5, 2, 7}
+    frames.release([5, 2, 7])
+    frames.check_invariants()
+    frames.claim([2])
+    for wrong in ([2], [5, 2], [0], [8]):
+        with pytest.raises(ValueError, match="cannot claim"):
+            frames.claim(wrong)
+    frames.check_invariants()
+    assert frames.num_free == 2

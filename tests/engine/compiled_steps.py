@@ -30,7 +30,7 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule.bucket import SLOT_WRITES
+from hybrid_jax.schedule.bucket import COPIED_FRAMES, SLOT_WRITES
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from tests.kinds import fixed_decay, gated, latent
@@ -177,6 +177,9 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
         return state, struct(), struct(state.drafting["history"].shape[1])
     if kind == "write_slots":
         return state, struct(SLOT_WRITES), struct(SLOT_WRITES, runner.model.geometry.state_frames)
+    if kind in ("save_frames", "load_frames"):
+        words = [struct(state.arena.shape[1], dtype=np.uint32)] * COPIED_FRAMES
+        return state, struct(COPIED_FRAMES), *(words if kind == "load_frames" else [])
     shape, variant = key
     adjust = adjust_struct(runner) if variant.adjusts else None
     size = runner.programs.layout(kind, shape, adjusts=variant.adjusts).size

@@ -310,6 +310,16 @@ def test_slots_and_moves_update_the_state_in_place():
 
 
 @spine
+@pytest.mark.parametrize("dtype", ["float32", "fp8"])
+def test_frames_go_to_the_host_and_back_without_a_copy_of_the_arena(dtype):
+    runner = make_runner(dtype=dtype)
+    check(runner, "load_frames")
+    saved = compile_step(runner, "save_frames")
+    assert set(saved.results(saved.state.arena)) == {"parameter"} and saved.aliased_bytes == 0
+    assert saved.temp_bytes < 1024
+
+
+@spine
 def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():
     state = struct(FRAMES, 64, dtype=np.uint32)
 

@@ -144,11 +144,13 @@ class Engine:
         self.scheduler = self.scheduler.restarted(live)
         self.scheduler.check_invariants()
         self.pending.clear()
+        below = self.device.below  # that is not lost
         self.device = SimulatedDevice(
             self.scheduler.geometry, num_frames=self.scheduler.num_frames,
             max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
             exact=self.device.exact, keep=self.device.keep,
         )  # fmt: skip
+        self.device.below = below
 
     def run(self, max_turns=20000):
         turns = 0

@@ -118,6 +118,56 @@ def test_an_engine_with_the_arena_alone_copies_nothing():
     assert not any(plan.saves or plan.loads for plan in engine.plans)
 
 
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [("hybrid", ()), ("attention", ()), ("recurrent", ()), ("hybrid", (20, 90))],
+)
+def test_what_lies_below_is_still_there_when_the_arena_is_lost(kind, windows):
+    geometry = make_geometry(kind=kind, windows=windows)
+    num_frames = geometry.row_frames(330) * 3 // 2
+    engine = Engine.make(host_frames=600, num_frames=num_frames, geometry=geometry)
+    rng = Random(3)
+    prompts = [tokens_of(rng, rng.randrange(60, 200)) for _ in range(8)]
+    for prompt in prompts:
+        engine.add(prompt, max_tokens=5)
+        engine.run()
+    looked_up = [np.array([*prompt, 1]) for prompt in prompts]
+
+    def below():
+        tree = engine.scheduler.memory.tree
+        return [tree.match(tokens).found[HOST].hit_len for tokens in looked_up]
+
+    before = below()
+    held = engine.scheduler.memory.tree.tiers[HOST].frames.num_held
+    assert sum(map(bool, before)) > 3
+    engine.add(prompts[0], max_tokens=20)
+    engine.step()
+    engine.crash()
+    assert below() == before
+    assert engine.scheduler.memory.tree.tiers[HOST].frames.num_held <= held
+    engine.run()
+    for prompt in prompts[1:]:
+        engine.add(prompt, max_tokens=5)
+        engine.run()
+    assert engine.device.events["loads"] > 3
+    engine.check()
+
+
+def test_after_a_change_that_was_broken_off_nothing_is_kept_below():
+    engine = Engine.make(host_frames=600, num_frames=40)
+    serve_some = [tokens_of(Random(seed), 100) for seed in range(6)]
+    for prompt in serve_some:
+        engine.add(prompt, max_tokens=2)
+        engine.run()
+    tree = engine.scheduler.memory.tree
+    assert tree.tiers[HOST].frames.num_held
+    tree.tiers[HOST].frames.allocate(1)  # somebody took it, and was stopped before it noted that
+    engine.crash()
+    assert not engine.scheduler.memory.tree.tiers[HOST].frames.num_held
+    engine.run()
+    engine.check()
+
+
 def test_a_plan_that_only_copies_is_a_plan():
     engine = Engine.make(host_frames=100, num_frames=40)
     engine.add(tokens_of(Random(0), 100), max_tokens=1)

@@ -91,6 +91,22 @@ class FrameAllocator:
         self._handles[frames] |= taken.view(np.uint32)
         return taken
 
+    def claim(self, frames: npt.ArrayLike) -> None:
+        """Takes these frames with one holder each, which is the caller; none is listed twice.
+
+        Raises:
+            ValueError: one of them is not free; nothing was taken.
+        """
+        frames = indices(frames)
+        free = self._free[: self.num_free]
+        left = free[~np.isin(free, frames)]
+        if len(left) + len(frames) != len(free):
+            raise ValueError("FrameAllocator: cannot claim frames that are not free")
+        self._free[: len(left)] = left
+        self.num_free = len(left)
+        self._holders[frames] = 1
+        self._handles[frames] |= frames.astype(np.uint32)
+
     def retain(self, frames: npt.ArrayLike) -> None:
         """Adds one holder to each frame; none is listed twice."""
         frames = indices(frames)

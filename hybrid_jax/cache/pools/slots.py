@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hybrid_jax.cache.pools import handles
 from hybrid_jax.cache.pools.frames import SINK, FrameAllocator
@@ -77,7 +78,19 @@ class SlotTable:
             raise OutOfSlots(
                 f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
             )
-        frames = self._allocator.allocate(self.lengths[form])
+        return self._take(self._allocator.allocate(self.lengths[form]))
+
+    def claim(self, frames: npt.ArrayLike) -> int:
+        """A handle of a new slot with one holder, the caller, in frames that the caller holds and gives away.
+
+        Raises:
+            OutOfSlots: no slot is free.
+        """
+        if not self._free:
+            raise OutOfSlots(f"OutOfSlots: all {self.max_slots - 1} checkpoints are held")
+        return self._take(np.asarray(frames, np.int32))
+
+    def _take(self, frames: np.ndarray) -> int:
         slot = self._free.pop()
         self._holders[slot], self._frames[slot] = 1, frames
         self.num_frames += len(frames)

@@ -101,6 +101,37 @@ def save(tree: RadixTree, node: Node, into: int) -> Copy | None:
     return copy_of(tree, here.node, here.hit_len, source=ARENA, into=into)
 
 
+def take_over(tree: RadixTree, before: RadixTree, tier: int) -> None:
+    """Gives an empty tier all that the same tier of another tree has, in the same frames.
+
+    The other tree stays as it is.
+    """
+    frames, slots = pools_of(tree.tiers[tier])
+    _, old_slots = pools_of(before.tiers[tier])
+    whole: list[np.ndarray] = [np.zeros(0, np.intp)]
+    entries = []
+    for node in before.root.walk():
+        length = node.end - node.end % tree.grain
+        ends = node.has_checkpoint(tier) if tree.needs_slots else node.has(tier)
+        if ends and length:
+            tokens = np.concatenate([part.tokens for part in node.path()])[:length]
+            pages = before.pages_to(node, length, tier)
+            states = np.array(
+                old_slots.frames(node.slots[tier]) if tree.needs_slots else (), np.intp
+            )
+            entries.append((tokens, pages, states))
+            whole += [given(pages), states]
+    taken = np.unique(np.concatenate(whole))
+    frames.claim(taken)
+    for tokens, pages, states in entries:
+        slot = slots.claim(states) if states.size else 0
+        tree.fill(tokens, pages, slot, tier=tier)
+        if slot:
+            slots.release(slot)
+    of_slots = [states for *_, states in entries]
+    frames.release(np.setdiff1d(taken, np.concatenate([np.zeros(0, np.intp), *of_slots])))
+
+
 def publish(tree: RadixTree, copy: Copy) -> None:
     """The frames are copied: from now on prompts find the prefix."""
     tree.fill(copy.tokens, copy.pages, copy.slot, tier=copy.into)
