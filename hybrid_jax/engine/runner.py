@@ -142,7 +142,7 @@ class Runner:
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
         for transfer in plan.saves:
-            self.host_frames.save(self.state, transfer)
+            self._save_frames(transfer)
         for transfer in plan.loads:
             self._load_frames(transfer)
         if plan.new_slots:
@@ -267,6 +267,9 @@ class Runner:
         if plan.moves:
             small += [("move_row",)] + [("move_adjust",)] * (self.adjust is not None)
         return self.programs.missing(plan, small)
+
+    def _save_frames(self, transfer: Transfer) -> None:
+        self.host_frames.save(self.state, transfer)
 
     def _load_frames(self, transfer: Transfer) -> None:
         self.state = self.host_frames.load(self.state, transfer)
@@ -393,7 +396,7 @@ class Runner:
             jobs += [("load_history", self._load_history, sink, [])]
         if self.engine.host_memory:
             nothing = Transfer(tier=HOST, arena=np.zeros(1, np.int32), other=np.zeros(1, np.int32))
-            jobs += [("save_frames", self.host_frames.save, self.state, nothing)]
+            jobs += [("save_frames", self._save_frames, nothing)]
             jobs += [("load_frames", self._load_frames, nothing)]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)

@@ -46,14 +46,15 @@ class Below:
     """Moves prefixes between the arena and the tier below it.
 
     Args:
-        tree: over both. number: of the tier. most_frames: that one plan saves.
+        tree: over both. number: of the tier.
+        most_frames: once a plan saves so many, what is evicted further is dropped.
 
     Attributes:
         counters: what happened so far.
         saves, loads: what the plan that is being made copies.
     """
 
-    def __init__(self, tree: RadixTree, *, number: int = HOST, most_frames: int = 1 << 30) -> None:
+    def __init__(self, tree: RadixTree, *, number: int = HOST, most_frames: int) -> None:
         self._tree, self.number, self._most_frames = tree, number, most_frames
         self.counters = TierCounters()
         self.saves: list[Copy] = []

@@ -31,6 +31,10 @@ from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
 
+# One plan copies at most so much out of the arena, and what is evicted beyond that is gone. The rows of the plan wait for
+# its copies.
+SAVED_BYTES = 128 << 20
+
 
 class Memory:
     """Frames, slots and the prefix tree of one engine.
@@ -87,7 +91,8 @@ class Memory:
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
             if host_frames:
-                self.below = Below(self.tree, number=HOST)
+                most = max(1, SAVED_BYTES // geometry.frame_bytes)
+                self.below = Below(self.tree, number=HOST, most_frames=most)
         self.holds = Holds(self.frames, self.slots, self.tree)
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
