@@ -31,8 +31,7 @@ from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
 
-# One plan copies at most so much out of the arena, and what is evicted beyond that is gone. The rows of the plan wait for
-# its copies.
+# Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
 SAVED_BYTES = 128 << 20
 
 

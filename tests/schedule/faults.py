@@ -39,6 +39,9 @@ WORK = (
     Turn.finish,
     Scheduler._preempt,
     Scheduler._finish,
+    Scheduler.receive,
+    Scheduler.restarted,
+    Scheduler.abort,
 )
 WORK_NAMES = {method.__code__: method.__name__.lstrip("_") for method in WORK}
 PARTS = {

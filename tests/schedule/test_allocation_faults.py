@@ -41,12 +41,14 @@ SETTINGS = {
     "max_model_len": 260, "vocab": 200, "max_rows": 3, "max_slots": 9, "prefill_tokens": 64,
     "steps_per_dispatch": 4, "kind": "hybrid", "cache": "adaptive",
 }  # fmt: skip
+ABOVE = "above the host's memory"
 CASES = {
     "pages of half a grain": {"page_tokens": 16, "num_frames": 33, "steps_per_dispatch": 24},
     "pages of two grains": {"page_tokens": 64, "num_frames": 22, "max_slots": 7},
     "pages of four grains": {"page_tokens": 128, "num_frames": 18, "cache": "lru", "lag": 0},
     "attention": {"page_tokens": 64, "num_frames": 13, "kind": "attention"},
     "recurrent": {"page_tokens": 0, "num_frames": 9, "kind": "recurrent"},
+    ABOVE: {"page_tokens": 64, "num_frames": 22, "host_frames": 60},
     "no cache": {"page_tokens": 64, "num_frames": 22, "cache": "off"},
     "drafts": {
         "page_tokens": 64,
@@ -120,8 +122,7 @@ def serve(engine: Engine, faults: Faults, *, abort: bool = False) -> int:
                 engine.step()  # plans nothing where the only row is refused its first chunk
             except ERRORS as error:
                 assert is_ours(error), error
-                engine.recover()
-                restarts += 1
+                restarts += 1 + start_over(engine)
             if abort and faults.num_refused:
                 waiting = []
                 for name in list(engine.requests):
@@ -130,6 +131,18 @@ def serve(engine: Engine, faults: Faults, *, abort: bool = False) -> int:
             turn += 1
             assert turn < 1000, f"no end in sight: {engine.counters}"
     return restarts
+
+
+def start_over(engine: Engine) -> int:
+    """Has the engine start over; how often that failed, because it takes holds for what lies below the arena."""
+    failed = 0
+    while True:
+        try:
+            engine.recover()
+            return failed
+        except ERRORS as error:
+            assert is_ours(error), error
+            failed += 1
 
 
 @functools.cache
@@ -164,7 +177,10 @@ def disturbed(case: str, number: int, answer, *, times: int = 1, abort: bool = F
     undisturbed = sites_of(case, everything)
     assert faults.sites[: number + 1] == undisturbed[: number + 1], "the traffic is another one"
     assert faults.num_refused == times or abort and faults.num_refused
-    assert restarts == (faults.num_refused if everything else 0)
+    if everything and case == ABOVE:  # a copy that finds no memory is left out
+        assert restarts <= faults.num_refused
+    else:
+        assert restarts == (faults.num_refused if everything else 0)
     return engine
 
 
@@ -306,7 +322,7 @@ def failing_first(method: str, faults: Faults, refused: set[str]):
     return mock.patch.object(Memory, method, call)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != ABOVE])
 def test_a_call_that_fails_changes_nothing(case):
     """Every call of the traffic, at every allocation inside it; what the tree evicted before stays evicted."""
     faults, refused, engine = Faults(ALLOCATIONS, fail), set(), make_engine(case)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from hybrid_jax.cache.pools.frames import FrameAllocator, given
+from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames, given
 from hybrid_jax.cache.pools.handles import MAX_ID
-from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 from hybrid_jax.cache.pools.windows import page_holds
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import ARENA, Node
@@ -74,15 +75,24 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     if there and page and (whole := min(there[-1].end, length) // page):
         pages[:whole] = tree.pages_to(there[-1], whole * page, into)
         pages[listed == 0] = 0  # what no window reads from there on
-    frames.retain(given(pages))
     missing = (listed > 0) & (pages == 0)
     num_frames, num_slots = int(np.count_nonzero(missing)), int(tree.needs_slots)
-    if not tree.make_room(num_frames + num_slots * max(slots.lengths), num_slots, tier=into):
-        frames.release(given(pages))
+    undo: list[Callable[[], None]] = []
+    try:
+        shared = given(pages)
+        frames.retain(shared)
+        undo.append(lambda: frames.release(shared))
+        room = num_frames + num_slots * max(slots.lengths)
+        if not tree.make_room(room, num_slots, tier=into):
+            raise OutOfFrames(f"{tier.number}: needs {room} frames")
+        old, target = listed[missing], frames.allocate(num_frames)
+        undo.append(lambda: frames.release(target))
+        slot = slots.allocate() if num_slots else 0
+    except (OutOfFrames, OutOfSlots, MemoryError):  # a copy is never needed
+        for give_back in undo:
+            give_back()
         return None
-    old, target = listed[missing], frames.allocate(num_frames)
     pages[missing] = target
-    slot = slots.allocate() if num_slots else 0
     if slot:
         _, slots_there = pools_of(tree.tiers[source])
         old = np.append(old, slots_there.frames(node.slots[source]))
