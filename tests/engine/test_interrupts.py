@@ -15,9 +15,11 @@ import jax
 import numpy as np
 import pytest
 
+from hybrid_jax.cache.tree import copies
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.host_frames import HostFrames
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.engine.programs.serving import Serving
 from hybrid_jax.engine.runner import Pending, Runner
@@ -28,6 +30,7 @@ from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.schedule.admission import Admission
+from hybrid_jax.schedule.below import Below
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.pace import Pace
 from hybrid_jax.schedule.request import Request
@@ -80,8 +83,12 @@ class Interrupted(RuntimeError):
     """What the test raises, so that nothing else is taken for it."""
 
 
-def make_requests() -> list[Request]:
-    """A shared prefix, chunks and folds, a stop token, noise, log-probabilities, a fork, a penalty."""
+def make_requests(again: str = "") -> list[Request]:
+    """A shared prefix, chunks and folds, a stop token, noise, log-probabilities, a fork, a penalty.
+
+    Args:
+        again: of which names end, where the same is asked once more.
+    """
     rng = np.random.default_rng(7)
     shared = rng.integers(0, VOCAB, 48).tolist()
     prompts = [shared + [1, 2], shared[:40] + [3], shared, [5, 6, 7], [5, 6, 7]]
@@ -94,11 +101,11 @@ def make_requests() -> list[Request]:
     ]
     return [
         Request(
-            request_id=str(i),
+            request_id=f"{i}{again}",
             prompt=list(prompt),
             params=params[i],
             seed=i,
-            sibling_group="fork" if i >= 3 else None,
+            sibling_group=f"fork{again}" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
             stop_ids=frozenset({21}) if i == 2 else frozenset(),
         )
@@ -199,11 +206,11 @@ def lines_of(function) -> list[int]:
     return sorted({n for _, _, n in code.co_lines() if n and n > code.co_firstlineno})
 
 
-def lines_that_run(engine: Engine, functions) -> list[tuple[Line, int]]:
+def lines_that_run(engine: Engine, functions, asked=make_requests) -> list[tuple[Line, int]]:
     """Every line of the functions that the workload reaches, with how often."""
     engine.reset_prefix_cache()
     with Tracer(functions).installed() as tracer:
-        serve(engine, make_requests())
+        serve(engine, asked())
     return sorted(tracer.hits.items(), key=lambda item: (item[0][0].co_qualname, item[0][1]))
 
 
@@ -244,15 +251,36 @@ def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(
         raise_at_each_line(engine, expected, function)
 
 
-def raise_at_each_line(engine: Engine, expected: dict[str, list[int]], function) -> None:
-    lines = lines_that_run(engine, [function])
+def twice() -> list[Request]:
+    """The requests, and the same once more, when the arena has given away what the first left."""
+    return make_requests() + make_requests("again")
+
+
+COPIES = (Below._keep, Below.fetch, Below.end_plan, Below.received, copies.copy_of, copies.save)
+COPIES += (copies.publish, HostFrames.save, HostFrames.load)
+
+
+@pytest.mark.parametrize("function", COPIES, ids=lambda function: function.__qualname__)
+@left_to_all("end_plan", "received", "save", "publish")
+def test_an_exception_at_any_line_of_a_copy_loses_and_repeats_nothing(function, monkeypatch):
+    engine = make_engine(memory=850_000, host_memory=4 << 20)
+    undisturbed = serve(engine, twice())[0]
+    assert min(engine.stats()["host_saves"], engine.stats()["host_loads"]) > 0
+    raise_at_each_line(engine, undisturbed, function, twice)
+    engine.close()
+
+
+def raise_at_each_line(
+    engine: Engine, expected: dict[str, list[int]], function, asked=make_requests
+) -> None:
+    lines = lines_that_run(engine, [function], asked)
     assert len(lines) > 1 or len(lines) == len(lines_of(function))
     for index, (line, count) in enumerate(lines):
         error = (Interrupted, KeyboardInterrupt)[index % 2]
         target = (line, 1 + index * 5 % count)
         engine.reset_prefix_cache()
         with Tracer([function], target, error=error).installed():
-            reported, raised = serve(engine, make_requests())
+            reported, raised = serve(engine, asked())
         assert raised == 1, f"{function.__qualname__} line {line[1]} was not reached"
         assert reported == expected, f"after {function.__qualname__} line {line[1]}"
 
