@@ -91,7 +91,8 @@ class Poison:
         frames = memory.tree.tiers[HOST].frames
         for number, words in kept.frames.items():
             if frames.holders(number) == 0:
-                kept.frames[number] = jnp.full_like(words, 0x7FC07FC0)
+                bad = np.full(words.shape, 0x7FC07FC0, np.uint32)
+                kept.frames[number] = jax.device_put(bad, words.sharding)
 
 
 def tokens_in_page(geometry: Geometry) -> np.ndarray:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from hybrid_jax.config.arrays import FP8
+from hybrid_jax.engine import runner
 from hybrid_jax.engine.engine import Engine
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, SETTINGS, load
@@ -74,6 +76,21 @@ def test_tokens_are_those_of_a_run_without_cache(name, plain_of):
         run = serve(engine, jobs, below=True)
         assert plain_of(name).mismatches(run.requests) == []
         assert run.outputs == cold(engine, jobs).outputs
+        engine.close()
+
+
+def test_from_pinned_memory_as_beside_a_gpu(plain_of, monkeypatch):
+    """A CPU has such a memory, too."""
+    pinned = lambda device: SingleDeviceSharding(device, memory_kind="pinned_host")  # noqa: E731
+    monkeypatch.setattr(runner, "host_memory", pinned)
+    config, params = load("jamba")
+    jobs = conversations(config.vocab_size)
+    with one_shape(64):
+        engine = make_engine(config, params, FLOAT32, room=ROOM, below=BELOW)
+        run = serve(engine, jobs, below=True)
+        assert plain_of("jamba").mismatches(run.requests) == []
+        kinds = {x.sharding.memory_kind for x in engine.runner.host_frames.frames.values()}
+        assert kinds == {"pinned_host"}
         engine.close()
 
 
