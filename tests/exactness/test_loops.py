@@ -424,6 +424,11 @@ def test_a_trial_in_which_processes_ended_is_left_alone_after_the_second(gpu, st
         assert choose_loops(gpu, store, "t") == (found or Loops(inside=False, why_not=why)), begun
 
 
+def test_a_damaged_note_is_another_one():
+    for note in (None, "", "begun", "begun x here 1 0", "begun 0 here 1 now", "its second run"):
+        assert Begun.read(note) is None
+
+
 def test_a_trial_counts_the_processes_that_ended_in_it_before(store):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()

@@ -12,6 +12,7 @@ So there are two forms of these programs:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -67,10 +68,11 @@ class Begun:
 
     @classmethod
     def read(cls, note: str | None) -> Begun | None:
-        """The note in a store; None if it is another one."""
+        """The note in a store; None if it is another one, or damaged."""
         match (note or "").split():
             case [word, ends, host, pid, at] if word == BEGUN:
-                return cls(int(ends), host, int(pid), float(at))
+                with contextlib.suppress(ValueError):
+                    return cls(int(ends), host, int(pid), float(at))
         return None
 
     def __str__(self) -> str:
