@@ -103,6 +103,13 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
 
 def save(tree: RadixTree, node: Node, into: int) -> Copy | None:
     """What the arena is about to evict, on its way into another tier; None if it is there, or has no room."""
+    if tree.needs_slots:  # then the entry is the checkpoint at the node's end
+        resumes = [
+            node.has_checkpoint(tier) and tree.readable(node, tier) for tier in (ARENA, into)
+        ]
+        if resumes != [True, False]:
+            return None
+        return copy_of(tree, node, node.end, source=ARENA, into=into)
     tokens = np.concatenate([part.tokens for part in node.path()])
     found = tree.match(tokens, least=0).found
     here = found[ARENA]
