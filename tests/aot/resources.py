@@ -23,6 +23,7 @@ from tests.aot.models import decode_step, hybrid_7b, mixture, prefill_step
 
 TABLE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("step", "chip", "kernel", "registers", "spilled_bytes", "shared_bytes")
+OF_XLA = re.compile(r"fusion|^wrapped_|^sort_")  # names that XLA gives to kernels of its own
 FRAMES = 4096
 ADA = (8, 9)
 
@@ -88,7 +89,7 @@ def used(name: str, chip: str) -> dict[str, Used]:
     found: dict[str, Used] = {}
     step = compiled(name, chip)
     for launch in step.launches:
-        if launch.name in step.ptx and launch.kind == "kCustomKernel":
+        if launch.name in step.ptx and not OF_XLA.search(launch.name):
             code = sass.assembled(step.ptx[launch.name], chip=chip)
             kernel = re.sub(r"(__?\d+)$", "", launch.name)
             of_launch = (code.registers, code.spilled_bytes, launch.shared_bytes)

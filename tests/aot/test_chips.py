@@ -24,7 +24,7 @@ KERNELS = {
 for step in ("decode", "prefill"):
     KERNELS[f"FP8 pages, {step}"] = KERNELS[step]
 # Bytes of a thread that spill; elsewhere nothing does.
-SPILLS: dict[tuple[str, str], int] = {}
+SPILLS = {("b200", "paged_attention"): 4}
 # A chip's own, and the others left to all: the experts of long prompts want most of a program.
 FIRST = ("experts, prefill-l40s", "decode-a100")
 
