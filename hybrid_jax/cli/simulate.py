@@ -56,6 +56,13 @@ def simulate(
         int | None,
         typer.Option(help="Sequences that decode together, with arrivals.", show_default="64"),
     ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of the host for what the cache evicts, with arrivals: 20GB, 20GiB or bytes.",
+            show_default="none",
+        ),
+    ] = None,
     shapes: Annotated[
         str,
         typer.Option(
@@ -97,10 +104,13 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
+    if clock == "order" and host_memory is not None:
+        raise ValueError(f"--host-memory goes with --clock arrivals only, got {host_memory}")
     if clock == "order" and max_rows is not None:
         raise ValueError(f"--max-rows goes with --clock arrivals only, got {max_rows}")
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
     num_bytes = parse_size(capacity, name="--capacity")
+    below = 0 if host_memory is None else parse_size(host_memory, name="--host-memory")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     # A wrong policy shows before the trace is read.
     if clock == "arrivals":
@@ -122,6 +132,7 @@ def simulate(
             decode=spec.decode,
             grain=grain or 32,
             shapes="coarse" if shapes == "coarse" else "fine",
+            host_capacity=below,
             **told,
         )
     else:
@@ -169,10 +180,20 @@ def _print_in_flight(result: InFlightResult) -> None:
         "dispatches of prompts": f"{result.prefill_dispatches:,}",
         "device": result.timing,
         "span": f"{result.span_s:,.0f} s of the trace's time",
+        **({"host memory": _below(result)} if result.host else {}),
         "preemptions": f"{result.preemptions:,}",
         "waited for another's": f"{result.waits:,}",
     }
     write_rows(_rows(result) | own)
+
+
+def _below(result: InFlightResult) -> str:
+    """What came from the host's memory."""
+    host = result.host
+    return (
+        f"{host['loaded_tokens']:,} tokens came back, by {host['loads']:,} loads; {host['saves']:,} saves; copies took "
+        f"{result.copied_s:,.1f} s"
+    )
 
 
 def _print(result: Result) -> None:

@@ -126,6 +126,27 @@ def test_what_can_never_fit_is_counted_and_does_not_block_its_session():
     assert (found.infeasible, found.requests, found.input_tokens) == (1, 2, 90)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_arena_evicts_comes_back_from_the_hosts_memory(kind):
+    """Sessions take turns, and the arena holds few of them."""
+    trace = sorted(
+        (turn for session in range(8) for turn in chat(4, 1000.0, session)),
+        key=lambda request: (request.arrival_s, request.session_id),
+    )
+    trace = [replace(request, arrival_s=20.0 * n) for n, request in enumerate(trace)]
+    costs, capacity = KINDS[kind], (16 if kind == "recurrent" else 48) * FRAME_BYTES
+    alone = simulate_in_flight(trace, costs, "lru", capacity)
+    plenty = simulate_in_flight(trace, costs, "lru", PLENTY)
+    below = simulate_in_flight(trace, costs, "lru", capacity, host_capacity=PLENTY)
+    assert alone.host == {} and alone.copied_s == 0
+    assert alone.token_hit_rate == 0 < below.token_hit_rate == plenty.token_hit_rate
+    assert below.host["loads"] > 5 and below.host["loaded_tokens"] > 0
+    moved = (below.host["saved_frames"] + below.host["loaded_frames"]) * FRAME_BYTES
+    assert below.copied_s >= moved / DeviceModel().host_bytes_per_second
+    with pytest.raises(ValueError, match="host memory must hold two checkpoints"):
+        simulate_in_flight(trace, costs, "lru", capacity, host_capacity=1)
+
+
 @pytest.mark.parametrize(
     ("length", "padded"), [(256, 0), (300, 212), (1024, 0), (1000, 24), (1030, 26)]
 )

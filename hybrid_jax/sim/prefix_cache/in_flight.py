@@ -43,6 +43,7 @@ class InFlightResult(CacheResult):
         preemptions, waits: requests sent back for want of memory, and requests that waited for a checkpoint that
             another one computed.
         memory: `MemoryCounters`, in frames.
+        host: `TierCounters` of the host's memory; empty without one. copied_s: seconds that its copies took, in all.
     """
 
     infeasible: int
@@ -55,6 +56,8 @@ class InFlightResult(CacheResult):
     preemptions: int
     waits: int
     memory: dict[str, int]
+    host: dict[str, int]
+    copied_s: float
 
 
 def virtual_geometry(costs: Costs, grain: int) -> Geometry:
@@ -96,6 +99,7 @@ def simulate_in_flight(
     prefill_tokens: int = 8192,
     shapes: Literal["fine", "coarse"] = "fine",
     device: DeviceModel | None = None,
+    host_capacity: int = 0,
     bounds: bool = False,
 ) -> InFlightResult:
     """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
@@ -110,6 +114,7 @@ def simulate_in_flight(
         grain: tokens between resume points.
         max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
+        host_capacity: bytes of the host's memory that keep what the arena evicts; 0 for none.
         bounds: also run "optimal" and "infinite".
 
     Raises:
@@ -126,9 +131,10 @@ def simulate_in_flight(
         prefill_tokens=prefill_tokens,
         shapes=shapes,
     )
-    run = _Run(trace, costs, decode or costs, engine, capacity, device)
+    run = _Run(trace, costs, decode or costs, engine, capacity, device, host_capacity)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
+    below = run.scheduler.memory.below
     seconds = time.process_time() - started
     lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
     skipped = np.array(list(run.hits.values()), np.int64)
@@ -151,6 +157,8 @@ def simulate_in_flight(
         evictions=0 if tree is None else tree.counters.evictions,
         waits=counters.waits,
         memory=asdict(run.scheduler.memory.holds.counters),
+        host={} if below is None else asdict(below.counters),
+        copied_s=run.copied_s,
         timing=run.device.describe(),
         seconds=seconds,
     )
@@ -167,6 +175,7 @@ class _Run:
         engine: EngineConfig,
         capacity: int,
         device: DeviceModel | None,
+        host_capacity: int = 0,
     ):
         self.trace, self.costs, self.decode, self.engine = trace, costs, decode, engine
         self.device = DeviceModel() if device is None else device
@@ -176,6 +185,10 @@ class _Run:
         if frames < least:
             told = at_least(least * geometry.frame_bytes, capacity)
             raise ValueError(f"simulate: capacity must hold two checkpoints, {told}")
+        below = host_capacity // geometry.frame_bytes
+        if host_capacity and below < least:
+            told = at_least(least * geometry.frame_bytes, host_capacity)
+            raise ValueError(f"simulate: host memory must hold two checkpoints, {told}")
         slots = 1 + frames // geometry.state_frames if geometry.has_state else 2
         self.scheduler = Scheduler(
             geometry,
@@ -183,11 +196,12 @@ class _Run:
             num_frames=frames + 1,
             max_slots=slots,
             max_model_len=1 << 30,
+            host_frames=below + 1 if below else 0,
             costs=costs,
         )
         self.now = trace[0].arrival_s
         self.infeasible = self.used_max = self.padded_tokens = self.prefill_dispatches = 0
-        self._frame_bytes = geometry.frame_bytes
+        self._frame_bytes, self.copied_s = geometry.frame_bytes, 0.0
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
         self.ended: dict[int, float] = {}
@@ -262,7 +276,10 @@ class _Run:
             row.position * self.decode.kv_bytes + self.decode.checkpoint_bytes
             for row in plan.decode
         )
-        return self.device.seconds(
+        frames = sum(len(transfer.arena) for transfer in (*plan.saves, *plan.loads))
+        copying = self.device.copy_seconds(frames * self._frame_bytes)
+        self.copied_s += copying
+        return copying + self.device.seconds(
             self.decode, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
         )
 

@@ -45,13 +45,19 @@ class CostModel:
 class DeviceModel:
     """Seconds of a plan: a dispatch, FLOPs of its prefill, bytes of each decode step.
 
-    A step reads the active weights, two bytes for every two FLOPs of a token, and what its rows have cached. The
-    defaults are one H200: 40 % of 989 TFLOP/s, 75 % of 4.3 TB/s.
+    A step reads the active weights, two bytes for every two FLOPs of a token, and what its rows have cached. Copies
+    from and to the host's memory wait for each other and for the steps. The defaults are one H200: 40 % of 989 TFLOP/s,
+    75 % of 4.3 TB/s, and 75 % of the 64 GB/s of PCIe 5.
     """
 
     flops_per_second: float = 0.4 * 989e12
     bytes_per_second: float = 0.75 * 4.3e12
     dispatch_s: float = 0.001
+    host_bytes_per_second: float = 0.75 * 64e9
+
+    def copy_seconds(self, num_bytes: int) -> float:
+        """Time to copy so much between the device and the host's memory."""
+        return num_bytes / self.host_bytes_per_second
 
     def seconds(
         self, costs: Costs, *, flops: float, num_steps: int, bytes_per_step: float
