@@ -142,7 +142,7 @@ def test_what_the_arena_evicts_comes_back_from_the_hosts_memory(kind):
     assert alone.token_hit_rate == 0 < below.token_hit_rate == plenty.token_hit_rate
     assert below.host["loads"] > 5 and below.host["loaded_tokens"] > 0
     moved = (below.host["saved_frames"] + below.host["loaded_frames"]) * FRAME_BYTES
-    assert below.copied_s >= moved / DeviceModel().host_bytes_per_second
+    assert below.copied_s >= 0.999 * moved / DeviceModel().host_bytes_per_second
     with pytest.raises(ValueError, match="host memory must hold two checkpoints"):
         simulate_in_flight(trace, costs, "lru", capacity, host_capacity=1)
 
