@@ -191,6 +191,10 @@ MISTAKES = [
     ("simulate --trace IN/empty --clock wall", "--clock must be order or arrivals, got 'wall'"),
     ("simulate --trace IN/empty --grain 0", "--grain must be at least 1, got 0"),
     ("simulate --trace IN/empty --max-rows 8", "--max-rows goes with --clock arrivals only, got 8"),
+    (
+        "simulate --trace IN/empty --host-memory 8GB",
+        "--host-memory goes with --clock arrivals only, got 8GB",
+    ),
     ("simulate --trace IN/empty --ttft-table IN/text", "text: needs two rows at least, got 0"),
     ("simulate --trace IN/empty --cut 4", "model spec: a cut and its groups need a model whose layers"),
     ("simulate --trace IN/empty --kv-group 2", "model spec: a cut and its groups need a model"),
