@@ -196,20 +196,32 @@ def test_after_a_trial_that_failed_the_host_starts_each_step(
     assert verdict and verdict in chosen.why_not
 
 
+def broken_off(
+    store: ProgramStore | None, error: type[BaseException], match: str | None = None
+) -> Engine:
+    """An engine, closed by now, whose trial raised this to its caller."""
+    with one_shape(64):
+        engine = engine_of(NAME)
+        engine.runner._trial.store = store
+        untried(engine)
+        with pytest.raises(error, match=match):
+            drive(engine, jobs(engine.config.vocab_size))
+    engine.close()
+    return engine
+
+
+def says_nothing(engine: Engine, store: ProgramStore) -> None:
+    """The trial left no verdict."""
+    assert engine.runner.loops == Loops(untried=True)
+    assert store.verdict(engine.runner._trial.name) is None
+
+
 def test_too_little_memory_says_nothing_about_the_loop(store, monkeypatch):
     def mistake(run, args, number):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     wrong_programs(monkeypatch, mistake)
-    with one_shape(64):
-        engine = engine_of(NAME)
-        engine.runner._trial.store = store
-        untried(engine)
-        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
-            drive(engine, jobs(engine.config.vocab_size))
-    assert engine.runner.loops == Loops(untried=True)
-    assert store.verdict(engine.runner._trial.name) is None
-    engine.close()
+    says_nothing(broken_off(store, jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED"), store)
 
 
 def test_a_compiler_that_compiles_nothing_at_the_moment_says_nothing_about_the_loop(
@@ -220,15 +232,7 @@ def test_a_compiler_that_compiles_nothing_at_the_moment_says_nothing_about_the_l
 
     wrong_programs(monkeypatch, refuses)
     monkeypatch.setattr(trial_errors, "compile_something", full)
-    with one_shape(64):
-        engine = engine_of(NAME)
-        engine.runner._trial.store = store
-        untried(engine)
-        with pytest.raises(jax.errors.JaxRuntimeError, match="NOT_SUPPORTED"):
-            drive(engine, jobs(engine.config.vocab_size))
-    assert engine.runner.loops == Loops(untried=True)
-    assert store.verdict(engine.runner._trial.name) is None
-    engine.close()
+    says_nothing(broken_off(store, jax.errors.JaxRuntimeError, "NOT_SUPPORTED"), store)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -241,35 +245,25 @@ def test_a_device_that_stops_in_a_trial_is_said_and_the_next_process_does_withou
     wrong_programs(monkeypatch, refuses)
     monkeypatch.setattr(trial_errors, "copy_there_and_back", stopped)
     remedy = "start again$" if kept else "start again with XLA_FLAGS=--xla_gpu_enable_command_buf"
-    with one_shape(64):
-        engine = engine_of(NAME)
-        engine.runner._trial.store = store if kept else None
-        untried(engine)
-        with pytest.raises(RuntimeError, match=f"stopped working in a trial of a loop.*{remedy}"):
-            drive(engine, jobs(engine.config.vocab_size))
+    said = f"stopped working in a trial of a loop.*{remedy}"
+    engine = broken_off(store if kept else None, RuntimeError, said)
     verdict = "the GPU stopped working" if kept else None
     assert store.verdict(engine.runner._trial.name) == verdict
-    engine.close()
 
 
 def test_a_process_that_is_ended_in_a_trial_says_nothing_about_the_loop(store, monkeypatch):
+    noted = []
+
     def mistake(run, args, number):
         if number > 1:  # the first one compiles
-            begun = Begun.read(store.verdict(engine.runner._trial.name))
-            assert (begun.ends, begun.pid, begun.ended) == (0, os.getpid(), 0)
+            noted.extend(file.read_text() for file in store._folder.iterdir())
             raise KeyboardInterrupt
         return run(*args)
 
     wrong_programs(monkeypatch, mistake)
-    with one_shape(64):
-        engine = engine_of(NAME)
-        engine.runner._trial.store = store
-        untried(engine)
-        with pytest.raises(KeyboardInterrupt):
-            drive(engine, jobs(engine.config.vocab_size))
-    assert engine.runner.loops == Loops(untried=True)
-    assert store.verdict(engine.runner._trial.name) is None
-    engine.close()
+    says_nothing(broken_off(store, KeyboardInterrupt), store)
+    (begun,) = map(Begun.read, noted)
+    assert (begun.ends, begun.pid, begun.ended) == (0, os.getpid(), 0)
 
 
 def test_programs_of_the_other_form_serve_no_more():

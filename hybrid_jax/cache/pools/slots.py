@@ -74,10 +74,7 @@ class SlotTable:
             OutOfSlots: no slot is free.
             OutOfFrames: its frames are not free. Either way nothing was taken.
         """
-        if not self._free:
-            raise OutOfSlots(
-                f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
-            )
+        self._require_free()
         return self._take(self._allocator.allocate(self.lengths[form]))
 
     def claim(self, frames: npt.ArrayLike) -> int:
@@ -86,9 +83,14 @@ class SlotTable:
         Raises:
             OutOfSlots: no slot is free.
         """
-        if not self._free:
-            raise OutOfSlots(f"OutOfSlots: all {self.max_slots - 1} checkpoints are held")
+        self._require_free()
         return self._take(np.asarray(frames, np.int32))
+
+    def _require_free(self) -> None:
+        if not self._free:
+            raise OutOfSlots(
+                f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
+            )
 
     def _take(self, frames: np.ndarray) -> int:
         slot = self._free.pop()
