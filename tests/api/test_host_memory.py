@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from hybrid_jax import CacheConfig, SamplingParams
+from hybrid_jax.api.stats import MEANINGS
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.sizing import room
 from hybrid_jax.sizing.devices import Device, card
@@ -35,7 +36,9 @@ def test_prompts_that_were_evicted_resume_from_the_hosts_memory():
     with tiny_llm(host_memory="4MiB", **SMALL) as llm:
         found, stats = answers(llm), llm.stats()
         assert "of the host's memory, for what the arena evicts" in llm.describe()
-        assert "Tier in the host's memory" in str(stats)
+        group = "Tier in the host's memory"
+        assert group in str(stats)
+        assert sorted(name for name in stats if name.startswith("host_")) == sorted(MEANINGS[group])
     assert evicted > 5
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in plain]
     assert [cached for _, cached in found[10:]] == [96] * 10
