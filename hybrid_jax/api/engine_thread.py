@@ -411,7 +411,7 @@ class _Loop:
             return False
         if self._calls:
             return not all(call.stepped for call in self._calls)
-        return self.engine.has_work
+        return self.engine.has_work or self.engine.has_saves
 
     def _do_commands(self) -> None:
         """Does the commands that are there. Waits for one if there is nothing else to do.
@@ -439,7 +439,7 @@ class _Loop:
         """Takes one turn of the engine, and hands what it brought to the callers."""
         try:
             self._let_go()
-            if not self.engine.has_work:
+            if not (self.engine.has_work or self.engine.has_saves):
                 if self._calls:
                     raise RuntimeError("LLM: the engine is idle while requests are unfinished")
                 return

@@ -72,6 +72,10 @@ class LLM(Reader):
             unless XLA_CLIENT_MEM_FRACTION says otherwise.
         host_memory: bytes of the host's memory, as a number or like "8GiB", for prefixes that the cache evicts. A
             prompt that goes on from one has it copied back. None for none. On a CPU `memory` is in the same RAM.
+        cache_dir: a folder on disk, made if it is not there, in which the prefix cache is kept, too. Another process
+            with the same model finds its prompts there. Several processes may use it at once. None for none.
+        disk_memory: bytes that its files may have, as a number or like "20GiB". None for 20 GiB, or half of what is
+            free if that is less.
         max_rows: sequences that decode together; None for 8 on a CPU, and on a GPU for as many as the memory holds at
             4096 tokens each, up to 256.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
@@ -116,6 +120,8 @@ class LLM(Reader):
         dtype: str = "auto",
         memory: int | str | None = None,
         host_memory: int | str | None = None,
+        cache_dir: str | Path | None = None,
+        disk_memory: int | str | None = None,
         max_rows: int | None = None,
         max_model_len: int | None = None,
         cache: str | CacheConfig = "adaptive",
@@ -130,6 +136,8 @@ class LLM(Reader):
         sizes = {
             "memory": memory,
             "host_memory": host_memory,
+            "cache_dir": cache_dir,
+            "disk_memory": disk_memory,
             "max_rows": max_rows,
             "max_model_len": max_model_len,
         }

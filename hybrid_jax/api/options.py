@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,6 @@ class LaterOptions(TypedDict, total=False):
 
     quantize: None
     mesh: None
-    cache_dir: None
 
 
 LATER_OPTIONS = tuple(LaterOptions.__annotations__)
@@ -56,6 +56,8 @@ class EngineOptions(RareOptions, total=False):
 
     memory: int | str | None
     host_memory: int | str | None
+    cache_dir: str | Path | None
+    disk_memory: int | str | None
     max_rows: int | None
     max_model_len: int | None
     cache: str | CacheConfig | None
@@ -121,7 +123,9 @@ def engine_options(
         if name not in known:
             refuse_name("LLM", name, {*known, *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
-    for name in ("memory", "host_memory"):
+    if "cache_dir" in options:
+        options["cache_dir"] = os.fspath(options["cache_dir"])
+    for name in ("memory", "host_memory", "disk_memory"):
         if name in options and (name, options[name]) != ("host_memory", 0):
             options[name] = parse_size(options[name], name=name)
     cache = options.get("cache")

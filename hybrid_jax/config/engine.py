@@ -82,6 +82,8 @@ class EngineConfig:
             the weights and a quarter of the RAM; elsewhere 95 % of what weights and a step's temporaries leave, or
             less, so that the compiler can time the largest product.
         host_memory: bytes of the host's memory that keep what the arena evicts; 0 for none.
+        cache_dir: a folder on disk that keeps what the cache has taken, also for processes to come; None for none.
+        disk_memory: bytes that the folder's files may have; None for 20 GiB, at most half of what is free.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
@@ -107,6 +109,8 @@ class EngineConfig:
 
     memory: int | None = None
     host_memory: int = 0
+    cache_dir: str | None = None
+    disk_memory: int | None = None
     max_rows: int = 8
     max_model_len: int | None = None
     grain: int = 32
@@ -141,7 +145,7 @@ class EngineConfig:
         integers(
             self, "host_memory", "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed"
         )
-        optional = ("memory", "max_model_len", "page_tokens")
+        optional = ("memory", "disk_memory", "max_model_len", "page_tokens")
         integers(self, *(name for name in optional if getattr(self, name) is not None))
         flags(self, "exact")
         positive(self, "max_rows", "steps_per_dispatch")
@@ -151,6 +155,16 @@ class EngineConfig:
         must(self, "host_memory", self.host_memory >= 0, "at least 0")
         kept = not self.host_memory or self.cache.policy != "off"
         must(self, "host_memory", kept, "0 with cache='off', for it holds what the cache evicts")
+        if self.cache_dir is None:
+            must(self, "disk_memory", self.disk_memory is None, "left out without cache_dir")
+        else:
+            must(self, "cache_dir", self.cache_dir != "", "the path of a folder")
+            cached = self.cache.policy != "off"
+            must(
+                self, "cache_dir", cached, "left out with cache='off', for it keeps what is cached"
+            )
+        if self.disk_memory is not None:
+            positive(self, "disk_memory")
         if self.max_model_len is not None:
             what = "at least 2, a prompt's token and one more"
             must(self, "max_model_len", self.max_model_len >= 2, what)

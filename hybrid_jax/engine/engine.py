@@ -27,6 +27,7 @@ from hybrid_jax.engine.this_device import (
     peak_memory_bytes,
     this_device,
 )
+from hybrid_jax.engine.tiers.open_disk import open_disk
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.schedule.plan import Plan
@@ -79,6 +80,7 @@ class Engine:
             max_slots=self.sizes.max_slots,
             max_model_len=self.sizes.max_model_len,
         )
+        self.disk = open_disk(config, params, engine_config, self.geometry, place)
         self.runner = Runner(
             config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
         )
@@ -91,6 +93,7 @@ class Engine:
             costs=costs,
             step_costs=of_steps,
             host_frames=self.sizes.host_frames,
+            disk=self.disk,
             **room,
         )
         self._pending: deque[Pending] = deque()
@@ -139,6 +142,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a request is unfinished, or results are outstanding."""
         return bool(self._live or self._pending or self._next)
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether prefixes wait to be written to the disk, for which a turn may be taken."""
+        return self.scheduler.has_saves
 
     def order(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """The order in which prompts that come together are best added, as indices into `prompts`."""
@@ -318,8 +326,21 @@ class Engine:
             f"{sizes.ring_bytes} bytes, up to {self.max_model_len} tokens a sequence"
         )
 
+    def _write_rest(self) -> None:
+        """Takes turns until nothing waits to be written. Requests that still run are given up."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        while self._pending or self._next or self.scheduler.has_work:
+            self.step()
+
     def close(self) -> None:
-        """Frees device memory; the engine cannot be used afterwards."""
+        """Writes what waits for the disk, and frees device memory; the engine cannot be used afterwards."""
+        if self.disk is not None:
+            try:
+                self._write_rest()
+            except Exception as error:
+                LOG.warning("not everything was written to the disk: %r", error)
+            self.disk.close()
         self._live.clear()
         self._pending.clear()
         self._next = None

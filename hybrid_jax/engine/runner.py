@@ -12,7 +12,6 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
-from hybrid_jax.engine.host_frames import HostFrames
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.loop_trial import LoopTrial, row_for_trial
 from hybrid_jax.engine.programs.compiling import WarmUp
@@ -24,10 +23,10 @@ from hybrid_jax.engine.readings import results_of
 from hybrid_jax.engine.steps.step import Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of, host_memory
+from hybrid_jax.engine.tiers.host_frames import HostFrames, copy_in, copy_out
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
-from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.bucket import SLOT_WRITES
-from hybrid_jax.schedule.plan import DecodeRow, Plan, Row, Transfer
+from hybrid_jax.schedule.plan import DecodeRow, Incoming, Plan, Row, Transfer
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
@@ -114,6 +113,7 @@ class Runner:
         name = f"loop over steps {self.model}"
         self.loops = choose_loops(device, store, name)
         self._trial = LoopTrial(self.loops, device, store, name)
+        self._host = host_memory(device)
         self.programs = Programs(
             engine,
             self.model,
@@ -122,7 +122,7 @@ class Runner:
             arguments=self._inert,
             store=store,
             loops=self.loops,
-            to_host=host_memory(device),
+            to_host=self._host,
         )
         self.host_frames = HostFrames(self.programs)
 
@@ -143,8 +143,12 @@ class Runner:
         pending = Pending(plan)
         for transfer in plan.saves:
             self._save_frames(transfer)
+        for out in plan.to_disk:
+            out.give(self._copy_out(out.arena))
         for transfer in plan.loads:
             self._load_frames(transfer)
+        for come in plan.from_disk:
+            self._write_frames(come)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
@@ -261,7 +265,8 @@ class Runner:
                 small.append(("load_adjust",))
             if begin and "history" in self.specs.drafting:
                 small.append(("load_history",))
-        small += [("save_frames",)] * bool(plan.saves) + [("load_frames",)] * bool(plan.loads)
+        small += [("save_frames",)] * bool(plan.saves or plan.to_disk)
+        small += [("load_frames",)] * bool(plan.loads or plan.from_disk)
         if plan.new_slots:
             small.append(("write_slots",))
         if plan.moves:
@@ -273,6 +278,13 @@ class Runner:
 
     def _load_frames(self, transfer: Transfer) -> None:
         self.state = self.host_frames.load(self.state, transfer)
+
+    def _copy_out(self, frames: np.ndarray) -> list[jax.Array]:
+        return copy_out(self.programs, self.state, frames)
+
+    def _write_frames(self, come: Incoming) -> None:
+        words = jax.device_put(come.words, self._host) if self._host else come.words
+        self.state = copy_in(self.programs, self.state, come.arena, words)
 
     def _write_slots(self, new_slots: list) -> None:
         write = self.programs.get("write_slots")
@@ -394,10 +406,11 @@ class Runner:
         jobs: list[tuple] = [("move_row", self._move_row, sink, sink)]
         if "history" in self.specs.drafting:
             jobs += [("load_history", self._load_history, sink, [])]
-        if self.engine.host_memory:
-            nothing = Transfer(tier=HOST, arena=np.zeros(1, np.int32), other=np.zeros(1, np.int32))
-            jobs += [("save_frames", self._save_frames, nothing)]
-            jobs += [("load_frames", self._load_frames, nothing)]
+        if self.engine.host_memory or self.engine.cache_dir:
+            frame: np.ndarray = np.zeros(1, np.int32)
+            words: np.ndarray = np.zeros(self.model.geometry.frame_words, np.uint32)
+            jobs += [("save_frames", self._copy_out, frame)]
+            jobs += [("load_frames", self._write_frames, Incoming(arena=frame, words=[words]))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
+from hybrid_jax.cache.tree.node import Match
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.on_disk import Fetched
 from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
@@ -132,8 +134,10 @@ class Admission:
                     passed.append(sequence)
                     continue
                 in_arena = match.hit_len
-                if self.memory.below is not None and self.memory.below.fetch(match):
-                    match = self.memory.tree.match(sequence.looked_up, sequence.owner)
+                match, place = self._fetch(sequence, match)
+                if place is Fetched.READING:
+                    passed.append(sequence)
+                    continue
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
                 break  # not the next one: small requests would take the memory that a large one waits for
@@ -154,6 +158,20 @@ class Admission:
             turn.chunk(sequence)
         for sequence in admitted:
             self.waiting.remove(sequence)
+
+    def _fetch(self, sequence: Sequence, match: Match) -> tuple[Match, Fetched]:
+        """Has the plan load what lower tiers have of a prompt; returns its look-up, and what came of asking the disk.
+
+        What the host's memory has is loaded only if the disk has no more.
+        """
+        memory, found = self.memory, Fetched.NOTHING
+        assert memory.tree is not None, "admission: there is no tree"
+        if memory.on_disk is not None:
+            found = memory.on_disk.fetch(sequence, match)
+        changed = found is Fetched.LOADED
+        if found is Fetched.NOTHING and memory.below is not None:
+            changed = memory.below.fetch(match)
+        return memory.tree.match(sequence.looked_up, sequence.owner) if changed else match, found
 
     def look_again(self) -> None:
         """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""

@@ -61,11 +61,10 @@ class Below:
         self.loads: list[Copy] = []
         self._pinned: list[Node] = []  # where loads end
         self._in_flight: deque[tuple[Plan, list[Copy]]] = deque()
-        tree.sink = self._keep
 
     # --- while a plan is made ---------------------------------------------------------------------
 
-    def _keep(self, tree: RadixTree, node: Node, tier: int) -> None:
+    def keep(self, tree: RadixTree, node: Node, tier: int) -> None:
         """Is told of each eviction, while all of it is in place."""
         if tier != ARENA:
             return

@@ -28,8 +28,10 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.below import HOST, Below
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
+from hybrid_jax.schedule.on_disk import OnDisk
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
+from hybrid_jax.tiers.disk import Disk
 
 # Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
 SAVED_BYTES = 128 << 20
@@ -45,11 +47,13 @@ class Memory:
         cache: the engine's cache settings. With the policy "off" there is no prefix tree, and every prompt is computed
             in full.
         host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
+        disk: the tier on disk, or None.
         costs: the model's costs; None for what the geometry alone tells.
 
     Attributes:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
         below: what the plan that is being made copies between the arena and the tier below it; None without one.
+        on_disk: the same of the tier on disk.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Memory:
         max_slots: int,
         cache: CacheConfig,
         host_frames: int = 0,
+        disk: Disk | None = None,
         costs: Costs | None = None,
     ):
         self.geometry = geometry
@@ -71,6 +76,7 @@ class Memory:
         self.tree: RadixTree | None = None
         self.history: History | None = None
         self.below: Below | None = None
+        self.on_disk: OnDisk | None = None
         if cache.policy != "off":
             policy = make_policy(cache.policy, costs)
             tiers = [Tier(self.frames, self.slots, self.page_holds, policy)]
@@ -89,12 +95,21 @@ class Memory:
                 costs=costs,
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
+            self.tree.sink = self._evicted
+            most = max(1, SAVED_BYTES // geometry.frame_bytes)
             if host_frames:
-                most = max(1, SAVED_BYTES // geometry.frame_bytes)
                 self.below = Below(self.tree, number=HOST, most_frames=most)
+            if disk is not None:
+                self.on_disk = OnDisk(self.tree, geometry, disk, most_frames=most)
         self.holds = Holds(self.frames, self.slots, self.tree)
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
+
+    def _evicted(self, tree: RadixTree, node: Node, tier: int) -> None:
+        """Tells the other tiers of an eviction, while all of it is in place."""
+        for other in (self.below, self.on_disk):
+            if other is not None:
+                other.keep(tree, node, tier)
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -152,7 +167,7 @@ class Memory:
             Tokens of the shared prefix, or None if there is no room; then nothing was taken.
         """
         hit_len = self._start(sequence, match, reserve=not alone)
-        if hit_len is None and alone and not (self.below and self.below.loads):
+        if hit_len is None and alone and not self.loads:
             self.make_room(self.frames.num_frames - 1)  # everything goes
             if match is not None and self.tree is not None:
                 match = self.tree.match(sequence.looked_up)  # loads nothing
@@ -162,6 +177,12 @@ class Memory:
                 f"{self.geometry.row_frames(sequence.limit - 1)} needed at most by a sequence that is alone"
             )
         return hit_len
+
+    @property
+    def loads(self) -> bool:
+        """Whether the plan that is being made loads something, which can go only after that plan."""
+        on_disk = self.on_disk is not None and self.on_disk.loads
+        return on_disk or (self.below is not None and bool(self.below.loads))
 
     def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
         geometry, held = self.geometry, sequence.held
@@ -416,6 +437,8 @@ class Memory:
         self._later_frames, self._later_slots = [], []
         if self.below is not None:
             self.below.end_plan(plan)
+        if self.on_disk is not None:
+            self.on_disk.end_plan(plan)
         plan.new_slots = self.slots.take_new()
 
     # --- results --------------------------------------------------------------------------------
@@ -530,9 +553,16 @@ class Memory:
         """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""
         length = self._saved(sequence)
         if self.tree is not None and length:
-            tokens = sequence.first_tokens(length)
-            return self.tree.fill(tokens, sequence.held.pages, sequence.held.real_slot)
+            return self._fill(sequence, length, sequence.held.real_slot)
         return None
+
+    def _fill(self, sequence: Sequence, length: int, slot: int) -> Node:
+        """Puts what a sequence has computed of its first `length` tokens into the tree."""
+        assert self.tree is not None, "memory: there is no tree"
+        tokens = sequence.first_tokens(length)
+        if self.on_disk is not None:
+            self.on_disk.note(sequence, tokens)
+        return self.tree.fill(tokens, sequence.held.pages, slot)
 
     def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
         """Takes all that a sequence holds. What can be reused goes to the tree, and the rest back to the pools.
@@ -544,8 +574,7 @@ class Memory:
         """
         held, whole = sequence.held, not sequence.in_flight.damaged
         if for_good and whole and held.kept_slot and self.tree is not None:
-            kept = sequence.first_tokens(held.kept_checkpoint)
-            self.tree.fill(kept, held.pages, held.kept_slot)
+            self._fill(sequence, held.kept_checkpoint, held.kept_slot)
         node = self.publish(sequence) if whole else None
         if not whole and self.tree is not None:
             self.tree.drop_path(sequence.prompt, sequence.request.hit.num_tokens)
@@ -563,6 +592,8 @@ class Memory:
         """Empties the prefix tree; sequences go on with what they hold, and their prompts are announced again."""
         if self.below is not None:
             self.below.forget()
+        if self.on_disk is not None:
+            self.on_disk.forget_all()
         if self.tree is not None:
             self.tree.reset()
         for sequence in sequences:
@@ -592,6 +623,9 @@ class Memory:
         if self.below is not None:
             below = self.below.stats(self.geometry.frame_bytes)
             cache |= {f"host_{name}": value for name, value in below.items()}
+        if self.on_disk is not None:
+            on_disk = self.on_disk.disk.stats()
+            cache |= {f"disk_{name}": value for name, value in on_disk.items()}
         return self.holds.stats(self.geometry.frame_bytes) | cache
 
     def check_invariants(self, sequences: list[Sequence]) -> None:
@@ -599,7 +633,7 @@ class Memory:
         numbers when they differ."""
         self.frames.check_invariants()
         self.slots.check_invariants()
-        later = self._later_frames or self._later_slots or (self.below and self.below.loads)
+        later = self._later_frames or self._later_slots or self.loads
         assert not later, "memory: a plan was left unfinished"
         all_held = [sequence.held for sequence in sequences]
         frames = Counter(frame for held in all_held for frame in given(held.pages).tolist())

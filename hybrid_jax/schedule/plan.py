@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -161,15 +162,40 @@ class Transfer:
     other: np.ndarray
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outgoing:
+    """Frames that a plan copies out of the arena for somebody who keeps the copies.
+
+    Attributes:
+        arena: int32[n] frame ids.
+        give: is given the copies, n arrays uint32[frame_words], which may still be being computed.
+    """
+
+    arena: np.ndarray
+    give: Callable[[list[Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Incoming:
+    """Frames that a plan writes into the arena.
+
+    Attributes:
+        arena: int32[n] frame ids. words: what goes there, n arrays uint32[frame_words].
+    """
+
+    arena: np.ndarray
+    words: list[np.ndarray]
+
+
 @dataclass(kw_only=True)
 class Plan:
     """One turn of the engine: prefill, fork and decode dispatches in this order. Each may be empty.
 
     Attributes:
-        saves: what is copied out of the arena before anything is written. It may have been evicted while the plan was
-            made, so the plan's own rows may have its frames.
-        loads: what is copied into the arena next. No tier evicts any of it until the plan is made, so no save of the
-            same plan reads it, or is written over what it is copied from.
+        saves, to_disk: what is copied out of the arena before anything is written. It may have been evicted while the
+            plan was made, so the plan's own rows may have its frames.
+        loads, from_disk: what is copied into the arena next. No tier evicts any of it until the plan is made, so no
+            save of the same plan reads it, or is written over what it is copied from.
         new_slots: (slot, frames int32[state_frames]) pairs to write to the device table before any row runs.
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
@@ -179,6 +205,8 @@ class Plan:
 
     saves: list[Transfer] = field(default_factory=list)
     loads: list[Transfer] = field(default_factory=list)
+    to_disk: list[Outgoing] = field(default_factory=list)
+    from_disk: list[Incoming] = field(default_factory=list)
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     prefill: list[PrefillRow] = field(default_factory=list)

@@ -47,6 +47,7 @@ from hybrid_jax.schedule.plan import (
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
+from hybrid_jax.tiers.disk import Disk
 
 MAX_FLIGHTS = 2
 
@@ -64,6 +65,7 @@ class Scheduler:
         max_slots: slots of the device's table, slot 0 included.
         max_model_len: the most tokens of a sequence, prompt and output together.
         host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
+        disk: the tier on disk, or None.
         costs: the model's costs, for policies that weigh them.
         step_costs: those of decode steps, to weigh what drafts are worth; None to judge drafts always.
     """
@@ -77,6 +79,7 @@ class Scheduler:
         max_slots: int,
         max_model_len: int,
         host_frames: int = 0,
+        disk: Disk | None = None,
         costs: Costs | None = None,
         step_costs: StepCosts | None = None,
     ):
@@ -86,7 +89,7 @@ class Scheduler:
             )
         self.geometry, self.engine, self.costs = geometry, engine, costs
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
-        self.host_frames = host_frames
+        self.host_frames, self.disk = host_frames, disk
         self._pool_holds = geometry.longest_row(num_frames - 1) + 1  # the last token is never fed
         self.counters = SchedulerCounters()
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
@@ -97,6 +100,7 @@ class Scheduler:
             max_slots=max_slots,
             cache=engine.cache,
             host_frames=host_frames,
+            disk=disk,
             costs=costs,
         )
         self.seats = Seats(engine.max_rows)
@@ -172,6 +176,8 @@ class Scheduler:
         if sequence.phase is Phase.WAITING:
             self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)
+            if self.memory.on_disk is not None:
+                self.memory.on_disk.forget(sequence)
             self._leave(sequence)
         else:
             self._stop(sequence)
@@ -179,8 +185,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Requests are unfinished, or plans in flight."""
-        return bool(self._sequences or self._flights)
+        """Requests are unfinished, plans in flight, or prefixes not written yet."""
+        return bool(self._sequences or self._flights or self.has_saves)
+
+    @property
+    def has_saves(self) -> bool:
+        """Prefixes wait to be written to the disk."""
+        return self.memory.on_disk is not None and self.memory.on_disk.has_saves
 
     @property
     def num_flights(self) -> int:
@@ -200,8 +211,10 @@ class Scheduler:
             return NEED_RESULTS
         self._drain = False
         turn = self._turn()
-        while turn.empty and turn.preempted:
-            turn = self._turn()  # the only sequence went back to the queue; admit again
+        while turn.empty and (turn.preempted or self._has_read()):
+            turn = (
+                self._turn()
+            )  # the only sequence went back to the queue, or its prefix is there; admit again
         if turn.empty:
             return NEED_RESULTS if self._flights else None
         for sequence in turn.plan.sequences:
@@ -209,6 +222,10 @@ class Scheduler:
         self._flights.append(turn.plan)
         self.counters.plans += 1
         return turn.plan
+
+    def _has_read(self) -> bool:
+        """Whether a prefix is there that a prompt waited for, if there is nothing to do but wait a while for it."""
+        return not self._flights and self.memory.on_disk is not None and self.memory.on_disk.wait()
 
     def _begin_turn(self) -> Turn:
         """An empty turn. A simulator overrides it to set its own pace."""
@@ -290,6 +307,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.phase = Phase.DONE
+        if self.memory.on_disk is not None:
+            self.memory.on_disk.settle(sequence)
         if self.pace.drafter is not None:
             self.pace.drafter.ended(sequence.owner)
         del self._sequences[sequence.owner]
@@ -324,6 +343,9 @@ class Scheduler:
         for sequence in sequences:
             if sequence.phase is Phase.STOPPING and sequence.in_flight.num_plans == 0:
                 (self._send_back if sequence.in_flight.starts_over else self._finish)(sequence)
+        if self.memory.on_disk is not None:
+            for sequence in sequences:
+                self.memory.on_disk.settle(sequence)
         return list(news.values())
 
     def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
@@ -398,6 +420,7 @@ class Scheduler:
             max_slots=self.max_slots,
             max_model_len=self.max_model_len,
             host_frames=self.host_frames,
+            disk=self.disk,
             costs=self.costs,
             step_costs=self.step_costs,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from hybrid_jax.cache.policy.points import Relation
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.schedule.request import NewTokens, Request
+from hybrid_jax.tiers.disk import Read
 
 Page = tuple[int, ...]  # frame ids, one for each set of layers that share a frame
 NO_PAGES: np.ndarray = np.zeros((0, 0), np.int32)
@@ -80,10 +81,13 @@ class Queued:
     Attributes:
         waits_for: the promised node that it waits for.
         num_overtaken: later requests that were admitted while it waited.
+        read: what is being read of its prompt from the disk; None for nothing. num_reads: how often it was asked for.
     """
 
     waits_for: Node | None = None
     num_overtaken: int = 0
+    read: Read | None = None
+    num_reads: int = 0
 
 
 @dataclass(eq=False, slots=True)

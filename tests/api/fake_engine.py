@@ -102,6 +102,8 @@ class FakeEngine:
             return
         self.aborted.append(request_id)
 
+    has_saves = False
+
     @property
     def has_work(self):
         return bool(self.requests)

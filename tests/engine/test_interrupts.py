@@ -19,7 +19,6 @@ from hybrid_jax.cache.tree import copies
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.host_frames import HostFrames
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.engine.programs.serving import Serving
 from hybrid_jax.engine.runner import Pending, Runner
@@ -29,6 +28,7 @@ from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
+from hybrid_jax.engine.tiers.host_frames import HostFrames
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.below import Below
 from hybrid_jax.schedule.memory import Memory

@@ -19,21 +19,24 @@ from hybrid_jax.cache.tree.tier import Tier
 
 @dataclass(kw_only=True, eq=False)
 class Copy:
-    """A prefix on its way from one tier into another, with one hold on all that it has there.
+    """A prefix on its way into a tier, with one hold on all that it has there.
 
     Attributes:
-        into: number of the tier that it goes into.
+        into: number of the tier.
         tokens: int32[n] the prefix; n is a multiple of grain.
         pages, slot: of it in that tier.
-        source, target: int32[k] frames to copy.
+        missing: bool like pages, which of them come.
+        target: int32[k] the frames to write: those of missing pages, row by row, then those of the checkpoint.
+        source: int32[k] frames of the tier that they are copied from; empty if they come from elsewhere.
     """
 
     into: int
     tokens: np.ndarray
     pages: np.ndarray
     slot: int
-    source: np.ndarray
+    missing: np.ndarray
     target: np.ndarray
+    source: np.ndarray
 
 
 def tier_below(
@@ -66,16 +69,56 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     Returns:
         None if there is no room; then nothing was taken.
     """
-    tier, path = tree.tiers[into], node.path()
-    frames, slots = pools_of(tier)
-    tokens = np.concatenate([part.tokens for part in path])[:length]  # room may join nodes of it
-    page, there = tier.pages.page_tokens, [part for part in path if part.has(into)]
+    tokens = np.concatenate([part.tokens for part in node.path()])[:length]
     listed = tree.pages_to(node, length, source)
-    pages = np.zeros_like(listed)
-    if there and page and (whole := min(there[-1].end, length) // page):
-        pages[:whole] = tree.pages_to(there[-1], whole * page, into)
-        pages[listed == 0] = 0  # what no window reads from there on
-    missing = (listed > 0) & (pages == 0)
+    copy = room_for(tree, tokens, listed > 0, into=into)
+    if copy is not None:
+        copy.source = listed[copy.missing].astype(np.int32)
+        if copy.slot:
+            _, slots = pools_of(tree.tiers[source])
+            copy.source = np.append(copy.source, slots.frames(node.slots[source])).astype(np.int32)
+    return copy
+
+
+def shared_pages(
+    tree: RadixTree, tokens: np.ndarray, wanted: np.ndarray, tier: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a tier has of the pages of a prefix, and what it lacks.
+
+    Args:
+        wanted: bool[pages, frames_per_page] which frames a row reads that goes on after the prefix.
+
+    Returns:
+        Frame ids of the whole pages that are there, int32 like `wanted` with 0 elsewhere, and bool which are missing.
+    """
+    node, whole = whole_pages(tree, tokens, tier)
+    pages: np.ndarray = np.zeros(wanted.shape, np.int32)
+    if whole:
+        pages[:whole] = tree.pages_to(node, whole * tree.tiers[tier].pages.page_tokens, tier)
+        pages[~wanted] = 0  # what no window reads from there on
+    return pages, wanted & (pages == 0)
+
+
+def whole_pages(tree: RadixTree, tokens: np.ndarray, tier: int) -> tuple[Node, int]:
+    """The deepest node of a tier on the path of some tokens, and how many whole pages of them it has there."""
+    (node, known_len), page = tree.reach(tokens), tree.tiers[tier].pages.page_tokens
+    while not node.has(tier):
+        node = node.above
+    return node, min(node.end, known_len) // page if page else 0
+
+
+def room_for(tree: RadixTree, tokens: np.ndarray, wanted: np.ndarray, *, into: int) -> Copy | None:
+    """Takes room in a tier for a prefix that comes from elsewhere. What the tier has already is held.
+
+    Args:
+        tokens: int32[n] the prefix. wanted: as in `shared_pages`.
+
+    Returns:
+        None if there is no room; then nothing was taken.
+    """
+    tier = tree.tiers[into]
+    frames, slots = pools_of(tier)
+    pages, missing = shared_pages(tree, tokens, wanted, into)
     num_frames, num_slots = int(np.count_nonzero(missing)), int(tree.needs_slots)
     undo: list[Callable[[], None]] = []
     try:
@@ -85,7 +128,7 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
         room = num_frames + num_slots * max(slots.lengths)
         if not tree.make_room(room, num_slots, tier=into):
             raise OutOfFrames(f"{tier.number}: needs {room} frames")
-        old, target = listed[missing], frames.allocate(num_frames)
+        target = frames.allocate(num_frames)
         undo.append(lambda: frames.release(target))
         slot = slots.allocate() if num_slots else 0
     except (OutOfFrames, OutOfSlots, MemoryError):  # a copy is never needed
@@ -94,11 +137,17 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
         return None
     pages[missing] = target
     if slot:
-        _, slots_there = pools_of(tree.tiers[source])
-        old = np.append(old, slots_there.frames(node.slots[source]))
         target = np.append(target, slots.frames(slot))
-    old, target = old.astype(np.int32), target.astype(np.int32)
-    return Copy(into=into, tokens=tokens, pages=pages, slot=slot, source=old, target=target)
+    nothing: np.ndarray = np.zeros(0, np.int32)
+    return Copy(
+        into=into,
+        tokens=tokens,
+        pages=pages,
+        slot=slot,
+        missing=missing,
+        target=target.astype(np.int32),
+        source=nothing,
+    )
 
 
 def save(tree: RadixTree, node: Node, into: int) -> Copy | None:
@@ -149,10 +198,11 @@ def take_over(tree: RadixTree, before: RadixTree, tier: int) -> None:
     frames.release(np.setdiff1d(taken, np.concatenate([np.zeros(0, np.intp), *of_slots])))
 
 
-def publish(tree: RadixTree, copy: Copy) -> None:
-    """The frames are copied: from now on prompts find the prefix."""
-    tree.fill(copy.tokens, copy.pages, copy.slot, tier=copy.into)
+def publish(tree: RadixTree, copy: Copy) -> Node:
+    """The frames are copied: from now on prompts find the prefix. Returns the node where it ends."""
+    node = tree.fill(copy.tokens, copy.pages, copy.slot, tier=copy.into)
     give_up(tree, copy)
+    return node
 
 
 def give_up(tree: RadixTree, copy: Copy) -> None:

@@ -1,10 +1,12 @@
-"""Frames in the host's memory: what the arena has given away and may have back.
+"""Copies of frames out of the arena and back, and those that the host's memory keeps.
 
 Each frame is an array of its own, which a program makes and another one reads. So nothing is copied on the host, no
 large array is made anew, and the order of programs is the order in which frames are read and written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -13,6 +15,26 @@ from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.schedule.bucket import COPIED_FRAMES
 from hybrid_jax.schedule.plan import Transfer
 from hybrid_jax.state import State
+
+
+def copy_out(programs: Programs, state: State, frames: np.ndarray) -> list[jax.Array]:
+    """Copies of frames int32[n], each an array uint32[frame_words]. The call returns before they are made."""
+    run, copies = programs.get("save_frames"), []
+    for begin in range(0, len(frames), COPIED_FRAMES):
+        copies += run(state, _padded(frames[begin : begin + COPIED_FRAMES]))
+    return copies[: len(frames)]
+
+
+def copy_in(
+    programs: Programs, state: State, frames: np.ndarray, words: Sequence[jax.Array | np.ndarray]
+) -> State:
+    """Writes n arrays uint32[frame_words] to frames int32[n], and returns the state with them."""
+    run = programs.get("load_frames")
+    for begin in range(0, len(frames), COPIED_FRAMES):
+        some = list(words[begin : begin + COPIED_FRAMES])
+        some += some[:1] * (COPIED_FRAMES - len(some))
+        state = run(state, _padded(frames[begin : begin + COPIED_FRAMES]), *some)
+    return state
 
 
 class HostFrames:
@@ -31,20 +53,13 @@ class HostFrames:
 
     def save(self, state: State, transfer: Transfer) -> None:
         """Copies frames out of the arena. The call returns before they are copied."""
-        run = self._programs.get("save_frames")
-        for begin in range(0, len(transfer.arena), COPIED_FRAMES):
-            targets = transfer.other[begin : begin + COPIED_FRAMES].tolist()
-            made = run(state, _padded(transfer.arena[begin : begin + COPIED_FRAMES]))
-            self.frames |= zip(targets, made[: len(targets)], strict=True)
+        made = copy_out(self._programs, state, transfer.arena)
+        self.frames |= zip(transfer.other.tolist(), made, strict=True)
 
     def load(self, state: State, transfer: Transfer) -> State:
         """Copies frames into the arena, and returns the state with them."""
-        run = self._programs.get("load_frames")
-        for begin in range(0, len(transfer.arena), COPIED_FRAMES):
-            words = [self.frames[n] for n in transfer.other[begin : begin + COPIED_FRAMES].tolist()]
-            words += words[:1] * (COPIED_FRAMES - len(words))
-            state = run(state, _padded(transfer.arena[begin : begin + COPIED_FRAMES]), *words)
-        return state
+        words = [self.frames[number] for number in transfer.other.tolist()]
+        return copy_in(self._programs, state, transfer.arena, words)
 
     def clear(self) -> None:
         """Frees all of it."""

@@ -1,0 +1,244 @@
+"""The tier on disk, as plans see it: what the tree has taken is written, and comes back for a prompt that asks.
+
+What a sequence has put into the tree is copied by a later plan, once its numbers are known to be finite. What is
+evicted before that is copied by the plan that evicts it. Prompts are looked up by names of their prefixes, not in the
+tree. A prompt waits while its prefix is read, and others go on. Then its plan copies the frames into the arena.
+"""
+
+from __future__ import annotations
+
+import functools
+from enum import Enum
+
+import numpy as np
+
+from hybrid_jax.cache.tree.copies import (
+    give_up,
+    pools_of,
+    publish,
+    room_for,
+    shared_pages,
+    whole_pages,
+)
+from hybrid_jax.cache.tree.node import ARENA, Match, Node
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
+from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.tiers.chain import Chain
+from hybrid_jax.tiers.disk import Disk, Read
+
+MOST_READS = 4  # prefixes that are being read, or lie in the host's memory until their prompts run
+MOST_TRIES = 3  # of a prompt, when files are damaged or what was there above is gone
+MOST_WAITING = 4096  # prefixes that are to be written
+A_WHILE_S = 0.05  # that a plan waits for a thread, if there is nothing else to do
+
+
+class Fetched(Enum):
+    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena."""
+
+    NOTHING = "nothing"
+    READING = "reading"
+    LOADED = "loaded"
+
+
+class OnDisk:
+    """Moves prefixes between the arena and the disk.
+
+    Args:
+        tree: over the arena. geometry, disk: the engine's.
+        most_frames: once a plan copies so many out, the rest waits; what is evicted then is dropped.
+    """
+
+    def __init__(
+        self, tree: RadixTree, geometry: Geometry, disk: Disk, *, most_frames: int
+    ) -> None:
+        self._tree, self._geometry, self.disk = tree, geometry, disk
+        self._most_frames = most_frames
+        self._unsettled: dict[Sequence, list[np.ndarray]] = {}
+        self._waiting: dict[str, tuple[Chain, np.ndarray]] = {}  # by name, first come first
+        self._saves: list[Outgoing] = []
+        self._loads: list[Incoming] = []
+        self._names: set[str] = set()  # that the plan that is being made will write
+        self._pinned: list[Node] = []
+        self._reads: list[Read] = []
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def note(self, sequence: Sequence, tokens: np.ndarray) -> None:
+        """Notes that the tree has taken a prefix of a sequence."""
+        self._unsettled.setdefault(sequence, []).append(tokens)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Has what a sequence has computed written, if its numbers are known to be finite by now."""
+        known = bool(sequence.request.output.token_ids)  # what is not finite gives no token
+        if known and not sequence.in_flight.damaged:
+            for tokens in self._unsettled.pop(sequence, ()):
+                self._want(tokens)
+        elif sequence.in_flight.damaged or sequence.phase is Phase.DONE:
+            self._unsettled.pop(sequence, None)
+
+    def _want(self, tokens: np.ndarray) -> None:
+        if not self.disk.writing:
+            return
+        chain = self.disk.chain(tokens)
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting[chain.name(len(tokens))] = chain, tokens
+        else:
+            self.disk.counters.saves_dropped += 1
+
+    def keep(self, tree: RadixTree, node: Node, tier: int) -> None:
+        """Is told of each eviction, while all of it is in place."""
+        if tier != ARENA or not self._waiting:
+            return
+        tokens = np.concatenate([part.tokens for part in node.path()])
+        found = self._waiting.pop(self.disk.chain(tokens).name(len(tokens)), None)
+        if found is not None and not self._save(*found):
+            self.disk.counters.saves_dropped += 1
+
+    def _save(self, chain: Chain, tokens: np.ndarray) -> bool:
+        """Has the plan that is being made copy a prefix; False if it cannot."""
+        length, tree = len(tokens), self._tree
+        save = self.disk.wants(chain, length, self._names)
+        if save is None:
+            return True
+        room = self.disk.has_room and self._num_saved < self._most_frames
+        node = _resume_point(tree, tokens)
+        if node is None or not room:
+            return False
+        pages = tree.pages_to(node, length)
+        frames = [int(pages[place]) for place in save.places]
+        if tree.needs_slots:
+            frames += pools_of(tree.arena)[1].frames(node.slots[ARENA])
+        self._names |= save.names
+        give = functools.partial(self.disk.save, save)
+        self._saves.append(Outgoing(arena=np.array(frames, np.int32), give=give))
+        return True
+
+    @property
+    def _num_saved(self) -> int:
+        return sum(len(save.arena) for save in self._saves)
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def fetch(self, sequence: Sequence, match: Match) -> Fetched:
+        """Has a prompt's prefix read if the disk has more of it than the tiers above, and then loaded.
+
+        Args:
+            match: its look-up.
+        """
+        queued = sequence.queued
+        if queued.read is None and queued.num_reads < MOST_TRIES:
+            if len(self._reads) >= MOST_READS:
+                return Fetched.READING
+            queued.num_reads += 1
+            queued.read = self._begin(sequence.looked_up, match)
+            if queued.read is None:
+                queued.num_reads = MOST_TRIES
+            else:
+                self._reads.append(queued.read)
+        read = queued.read
+        if read is None:
+            return Fetched.NOTHING
+        if not read.done:
+            return Fetched.READING
+        queued.read = None
+        self._reads.remove(read)
+        if read.failed:
+            return self.fetch(sequence, match)
+        queued.num_reads = MOST_TRIES
+        return self._arrive(read, sequence.looked_up[: read.position], match)
+
+    def _begin(self, prompt: np.ndarray, match: Match) -> Read | None:
+        chain, tree = self.disk.chain(prompt), self._tree
+        above = max(found.hit_len for found in match.found)
+        held = whole_pages(tree, prompt, ARENA)[1] * self._geometry.page_tokens
+        position = self.disk.find(chain, above, len(prompt) - 1, held=held)
+        if not position:
+            return None
+        _, missing = shared_pages(tree, prompt[:position], self._wanted(position), ARENA)
+        places = [(int(page), int(column)) for page, column in np.argwhere(missing)]
+        return self.disk.read(chain, position, places)
+
+    def _wanted(self, position: int) -> np.ndarray:
+        """Which frames of pages a row reads that goes on at `position`: bool[pages, frames_per_page]."""
+        geometry = self._geometry
+        wanted: np.ndarray = np.ones((geometry.num_pages(position), geometry.frames_per_page), bool)
+        for group in geometry.windowed:
+            wanted[: geometry.first_page(group, position), group.frames] = False
+        return wanted
+
+    def _arrive(self, read: Read, tokens: np.ndarray, match: Match) -> Fetched:
+        """Has the plan that is being made copy what was read into the arena."""
+        tree, counters = self._tree, self.disk.counters
+        if match.hit_len >= read.position:
+            return Fetched.NOTHING
+        copy = room_for(tree, tokens, self._wanted(len(tokens)), into=ARENA)
+        if copy is None:
+            counters.loads_without_room += 1
+            return Fetched.NOTHING
+        places = [(int(page), int(column)) for page, column in np.argwhere(copy.missing)]
+        if not set(places) <= set(read.pages):  # the arena has evicted meanwhile what it had
+            give_up(tree, copy)
+            counters.loads_without_room += 1
+            return Fetched.NOTHING
+        words = [read.pages[place] for place in places]
+        if read.checkpoint is not None:
+            words += list(read.checkpoint)
+        node = publish(tree, copy)
+        tree.pin(node)
+        self._pinned.append(node)
+        self._loads.append(Incoming(arena=copy.target, words=words))
+        counters.loads += 1
+        counters.loaded_bytes += read.num_bytes
+        counters.loaded_tokens += read.position - match.hit_len
+        return Fetched.LOADED
+
+    # --- around plans ---------------------------------------------------------------------------
+
+    def end_plan(self, plan: Plan) -> None:
+        """Tells a plan that is made what it copies, with some of what waits to be written."""
+        for node in self._pinned:
+            self._tree.unpin(node)
+        while self._waiting and self.disk.has_room and self._num_saved < self._most_frames:
+            name = next(iter(self._waiting))
+            if not self._save(*self._waiting.pop(name)):
+                self.disk.counters.saves_dropped += 1
+        plan.to_disk, plan.from_disk = self._saves, self._loads
+        self._saves, self._loads, self._pinned, self._names = [], [], [], set()
+
+    @property
+    def loads(self) -> bool:
+        """Whether the plan that is being made loads something."""
+        return bool(self._loads)
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._waiting) and self.disk.writing
+
+    def wait(self) -> bool:
+        """Waits a while for what is read or written; returns whether a prompt may go on."""
+        unread = [read for read in self._reads if not read.done]
+        if unread:
+            return unread[0].wait(A_WHILE_S)
+        if self.has_saves:
+            self.disk.wait_for_room(A_WHILE_S)
+        return False
+
+    def forget(self, sequence: Sequence) -> None:
+        """A waiting sequence asks for nothing any more."""
+        if sequence.queued.read is not None:
+            self._reads.remove(sequence.queued.read)
+            sequence.queued.read = None
+
+    def forget_all(self) -> None:
+        """Writes nothing of what waits, because the tree is about to forget everything."""
+        self._unsettled.clear()
+        self._waiting.clear()
+
+
+def _resume_point(tree: RadixTree, tokens: np.ndarray) -> Node | None:
+    """The node of the arena from whose path a row can go on after these tokens; None if there is none any more."""
+    found = tree.match(tokens, least=0).found[ARENA]
+    return found.node if found.hit_len == len(tokens) else None

@@ -1,0 +1,354 @@
+"""Prefixes of one engine in a folder, written and read by threads of their own.
+
+The engine's thread asks what is there, hands over copies of frames, and gets frames back. Everything that takes time
+happens beside it. After an error of the system nothing more is written; the engine goes on without.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.tiers import parcel
+from hybrid_jax.tiers.chain import RUN_TOKENS, Chain, run_begin, runs_to
+from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder
+from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes
+
+LOG = logging.getLogger("hybrid_jax.disk")
+READERS = 2
+WAITING_BYTES = 256 << 20  # of copies that the writer may have before it
+FramePlace = tuple[int, int]  # number of a page in its sequence, and index of the frame in the page
+
+
+@dataclass
+class DiskCounters:
+    """What went to the disk and came back since the engine began.
+
+    Attributes:
+        saves, saved_bytes: prefixes and bytes that were written.
+        saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
+        loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
+            had not.
+        loads_failed: files that were damaged, gone or not readable.
+        loads_without_room: prefixes that were read, but the cache had no room for them.
+    """
+
+    saves: int = 0
+    saved_bytes: int = 0
+    saves_dropped: int = 0
+    loads: int = 0
+    loaded_bytes: int = 0
+    loaded_tokens: int = 0
+    loads_failed: int = 0
+    loads_without_room: int = 0
+
+
+@dataclass(eq=False)
+class Save:
+    """A prefix on its way to the disk.
+
+    Attributes:
+        chain, position: which one.
+        ends: where its runs of pages end that are to be written.
+        places: what the copies are: frames of pages, in this order, then those of the checkpoint.
+    """
+
+    chain: Chain
+    position: int
+    ends: list[int]
+    places: list[FramePlace]
+
+    @property
+    def names(self) -> set[str]:
+        """Of the parts to write."""
+        pages = {_pages(self.chain, end) for end in self.ends}
+        return pages | {_checkpoint(self.chain, self.position)}
+
+
+@dataclass(eq=False)
+class Read:
+    """A prefix on its way from the disk.
+
+    Attributes:
+        position: tokens of it.
+        pages: its frames of pages by place, uint32[frame_words], once it is done.
+        checkpoint: uint32[state_frames, frame_words]; None without recurrent layers.
+        num_bytes: that were read.
+        failed: it could not be read.
+    """
+
+    position: int
+    pages: dict[FramePlace, np.ndarray] = field(default_factory=dict)
+    checkpoint: np.ndarray | None = None
+    num_bytes: int = 0
+    failed: bool = False
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been read, or has failed."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until it is done; returns whether it is."""
+        return self._done.wait(timeout)
+
+    def finish(self) -> None:
+        """It is done."""
+        self._done.set()
+
+
+class Disk:
+    """The tier on disk of one engine.
+
+    Args:
+        folder: the files. geometry: the engine's.
+
+    Attributes:
+        counters: what happened so far.
+        writing: whether anything is written still; False after an error.
+    """
+
+    def __init__(self, folder: Folder, geometry: Geometry) -> None:
+        self.folder, self.geometry = folder, geometry
+        self.counters = DiskCounters()
+        self.writing = folder.limit is not None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax writer")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hybrid_jax reader")
+        self._waiting_bytes = 0
+        self._room = threading.Condition()
+        self._names_waiting: set[str] = set()
+        self._looking: Future | None = None
+
+    def chain(self, tokens: np.ndarray) -> Chain:
+        """Names of the prefixes of a prompt."""
+        return Chain(self.folder.root, tokens)
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def find(self, chain: Chain, above: int, most: int, *, held: int) -> int:
+        """The longest prefix there, of more than `above` and at most `most` tokens, a multiple of grain; 0 if none.
+
+        Args:
+            held: of the first so many tokens no pages are needed.
+        """
+        self._look_again()
+        grain = self.geometry.grain
+        for position in range(most - most % grain, above, -grain):
+            if self._resumes(chain, position) and not self._lacking(chain, position, held):
+                return position
+        return 0
+
+    def _resumes(self, chain: Chain, position: int) -> bool:
+        if _checkpoint(chain, position) in self.folder:
+            return True
+        whole_run = position % RUN_TOKENS == 0 and not parcel.needs_checkpoint(self.geometry)
+        return whole_run and _pages(chain, position) in self.folder
+
+    def _lacking(self, chain: Chain, position: int, held: int = 0) -> list[int]:
+        """Where runs of a prefix end that are not there, of those with tokens after the first `held`."""
+        if not self._has_runs:
+            return []
+        ends = [end for end in runs_to(position) if end > held]
+        return [end for end in ends if _pages(chain, end) not in self.folder]
+
+    @property
+    def _has_runs(self) -> bool:
+        return any(group.window is None for group in self.geometry.page_groups)
+
+    def _look_again(self) -> None:
+        """Has the folder scanned beside, once in a while."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._submit(self._writer, self.folder.look_again)
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def wants(self, chain: Chain, position: int, named: Collection[str] = ()) -> Save | None:
+        """What is to be copied for a prefix; None if it is there, or is being written.
+
+        Args:
+            named: names of parts that will be handed over.
+        """
+        name, named = _checkpoint(chain, position), self._names_waiting.union(named)
+        if not self.writing or name in self.folder or name in named:
+            return None
+        geometry, places = self.geometry, []
+        ends = [end for end in self._lacking(chain, position) if _pages(chain, end) not in named]
+        size = geometry.page_tokens
+        pages = sorted(
+            {page for end in ends for page in range(run_begin(end) // size, -(-end // size))}
+        )
+        for group in geometry.page_groups:
+            numbers: Sequence[int] = pages
+            if group.window is not None:
+                numbers = range(geometry.first_page(group, position), geometry.num_pages(position))
+            columns = range(group.first_frame, group.first_frame + group.num_frames)
+            places += [(page, column) for page in numbers for column in columns]
+        return Save(chain, position, ends, places)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the writer takes more copies."""
+        return self._waiting_bytes < WAITING_BYTES
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Waits until the writer takes more copies."""
+        with self._room:
+            self._room.wait_for(lambda: self.has_room, timeout)
+
+    def save(self, save: Save, copies: Sequence[Any]) -> None:
+        """Hands over the copies of a prefix, arrays uint32[frame_words] that may still be being computed."""
+        num_bytes = len(copies) * self.geometry.frame_bytes
+        with self._room:
+            self._waiting_bytes += num_bytes
+            self._names_waiting |= save.names
+
+        def job() -> None:
+            try:
+                if self.writing:
+                    self._write(save, copies)
+            except Exception as error:  # the engine goes on without
+                self.writing = False
+                LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
+            finally:
+                with self._room:
+                    self._waiting_bytes -= num_bytes
+                    self._names_waiting -= save.names
+                    self._room.notify_all()
+
+        self._submit(self._writer, job)
+
+    def _write(self, save: Save, copies: Sequence[Any]) -> None:
+        geometry, chain, position = self.geometry, save.chain, save.position
+        frames = [np.asarray(copy) for copy in copies]
+        of_pages = dict(zip(save.places, frames, strict=False))
+        frame_of = lambda page, column: of_pages[page, column]  # noqa: E731
+        written = 0
+        for end in save.ends:
+            arrays = parcel.read_pages(geometry, run_begin(end), end, frame_of)
+            written += self.folder.write(_pages(chain, end), _page_marks(end), arrays)
+        arrays = parcel.read_windows(geometry, position, frame_of)
+        if geometry.has_state:
+            states = np.stack(frames[len(save.places) :])
+            arrays |= parcel.read_states(geometry, states)
+        written += self.folder.write(
+            _checkpoint(chain, position), _checkpoint_marks(position), arrays
+        )
+        self.touch(chain, position)
+        self.counters.saves += 1
+        self.counters.saved_bytes += written
+
+    def touch(self, chain: Chain, position: int) -> None:
+        """Counts a prefix as just used."""
+        runs = runs_to(position) if self._has_runs else []
+        self.folder.touch(_checkpoint(chain, position), [_pages(chain, end) for end in runs])
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
+        """Begins to read a prefix.
+
+        Args:
+            places: the frames of pages that are wanted.
+        """
+        found = Read(position)
+
+        def job() -> None:
+            try:
+                self._read(found, chain, places)
+            except (OSError, Damaged) as error:
+                found.failed = True
+                self.counters.loads_failed += 1
+                LOG.warning("a cached prefix is computed anew: %s", error)
+            except Exception as error:
+                found.failed = True
+                self.counters.loads_failed += 1
+                LOG.warning("a cached prefix is computed anew, for it could not be read: %r", error)
+            finally:
+                found.finish()
+
+        self._submit(self._readers, job)
+        return found
+
+    def _read(self, found: Read, chain: Chain, places: Sequence[FramePlace]) -> None:
+        geometry, position = self.geometry, found.position
+        size = geometry.page_tokens
+        found.pages = {place: np.zeros(geometry.frame_words, np.uint32) for place in places}
+        unwanted: np.ndarray = np.zeros(geometry.frame_words, np.uint32)
+        frame_of = lambda page, column: found.pages.get((page, column), unwanted)  # noqa: E731
+        pages = {page for page, _ in places}
+        for end in runs_to(position) if self._has_runs else []:
+            begin = run_begin(end)
+            if pages.isdisjoint(range(begin // size, -(-end // size))):
+                continue
+            shapes = parcel.page_shapes(geometry, begin, end)
+            part = self._part(found, _pages(chain, end), _page_marks(end), shapes)
+            parcel.write_pages(geometry, begin, end, part.arrays, frame_of)
+        name = _checkpoint(chain, position)
+        if not parcel.needs_checkpoint(geometry) and name not in self.folder:
+            return
+        shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
+        part = self._part(found, name, _checkpoint_marks(position), shapes)
+        parcel.write_windows(geometry, position, part.arrays, frame_of)
+        if geometry.has_state:
+            found.checkpoint = np.zeros((geometry.state_frames, geometry.frame_words), np.uint32)
+            parcel.write_states(geometry, part.arrays, found.checkpoint)
+
+    def _part(self, found: Read, name: str, marks: dict[str, str], shapes: dict) -> Part:
+        part = self.folder.read(name, marks)
+        try:
+            check_shapes(self.folder.path / name, part, shapes)
+        except Damaged:
+            self.folder.remove(name)
+            raise
+        found.num_bytes += sum(array.nbytes for array in part.arrays.values())
+        return part
+
+    # --- around it ------------------------------------------------------------------------------
+
+    def _submit(self, threads: ThreadPoolExecutor, job: Callable[[], object]) -> Future | None:
+        try:
+            return threads.submit(job)
+        except RuntimeError:  # the program is ending
+            return None
+
+    def close(self) -> None:
+        """Writes what waits, and ends the threads."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+    def flush(self) -> None:
+        """Waits until all that was handed over is written."""
+        with self._room:
+            self._room.wait_for(lambda: not self._names_waiting)
+
+    def stats(self) -> dict[str, int | float]:
+        """Present numbers, and the counters."""
+        return {
+            "files": self.folder.num_files,
+            "bytes": self.folder.num_bytes,
+            **asdict(self.counters),
+        }
+
+
+def _pages(chain: Chain, end: int) -> str:
+    return f"{PAGES}{chain.name(end)}{ENDING}"
+
+
+def _checkpoint(chain: Chain, position: int) -> str:
+    return f"{CHECKPOINT}{chain.name(position)}{ENDING}"
+
+
+def _page_marks(end: int) -> dict[str, str]:
+    return {"kind": "pages", "begin": str(run_begin(end)), "end": str(end)}
+
+
+def _checkpoint_marks(position: int) -> dict[str, str]:
+    return {"kind": "checkpoint", "position": str(position)}

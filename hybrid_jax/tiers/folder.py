@@ -1,0 +1,282 @@
+"""A folder of parts on disk: what it has, how many bytes, and what goes when it is full.
+
+There is a folder in it for each root, and in that a file for each part. The time of change of a file says when it was
+last written or read. Files that were not used for longest go first. Parts of pages always count as used after the
+checkpoints that need them, so a checkpoint goes before its pages. Nothing else is kept of that, so an index is made
+from the files at any time, and several processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hybrid_jax.byte_sizes import at_least
+from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, read_part, write_part
+
+ABOUT = "hybrid_jax_cache.json"
+ENDING = ".safetensors"
+PAGES, CHECKPOINT, NEW = "pages-", "checkpoint-", ".new"
+OLD_S = 3600.0  # what a process that ended left half written may go after so long
+DEFAULT_BYTES = 20 << 30
+SPARE = 0.05  # when files go, so much more than is needed goes
+_ORDER_S = 1e-4  # pages count as used so much after their checkpoint
+
+
+class CacheFolderError(ValueError):
+    """A folder cannot be used; the message says why, and what helps."""
+
+
+class Stored(NamedTuple):
+    """A file of the folder.
+
+    Attributes:
+        path: of it. num_bytes: its size. used: when it was last used, seconds since 1970.
+    """
+
+    path: Path
+    num_bytes: int
+    used: float
+
+
+class Folder:
+    """The parts of one root, in a folder that may hold those of others too.
+
+    Methods are called from several threads.
+
+    Args:
+        path: the folder, made if it is not there. root: of the engine's parts.
+        limit: bytes that all files together may have; None to write nothing.
+        about: what the root is of, in words.
+
+    Raises:
+        CacheFolderError: it cannot be made, read or written, or has a newer form.
+    """
+
+    def __init__(
+        self, path: Path, root: str, *, limit: int | None, about: Mapping[str, str]
+    ) -> None:
+        self.path, self.root, self.limit = path, root, limit
+        self._own = path / root
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._all_bytes = 0
+        self._scanned: tuple[int, float] = (0, 0.0)
+        self._latest = 0.0
+        try:
+            check_form(path)
+            self._own.mkdir(parents=True, exist_ok=True)
+            if not (path / ABOUT).exists():
+                _write_json(path / ABOUT, {"version": VERSION})
+            _write_json(self._own / "about.json", dict(about))
+            self.scan()
+        except OSError as error:
+            raise CacheFolderError(
+                f"{path} cannot be used ({error.strerror or error}); give a folder that may be "
+                "written"
+            ) from error
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    @property
+    def num_files(self) -> int:
+        """Files of the own root, as far as known."""
+        return len(self._sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files in the folder, as far as known."""
+        return self._all_bytes
+
+    def scan(self) -> None:
+        """Looks at all files, for others may write and remove some."""
+        changed = self._own.stat().st_mtime_ns
+        files = list(files_of(self.path))
+        with self._lock:
+            self._scanned = changed, time.monotonic()
+            self._sizes = {f.path.name: f.num_bytes for f in files if f.path.parent == self._own}
+            self._all_bytes = sum(file.num_bytes for file in files)
+            self._latest = max((file.used for file in files), default=0.0)
+
+    def look_again(self, every_s: float = 1.0) -> None:
+        """Scans if the last scan is so old and something has changed since."""
+        changed, when = self._scanned
+        if time.monotonic() - when >= every_s and self._own.stat().st_mtime_ns != changed:
+            self.scan()
+
+    # --- reading and writing --------------------------------------------------------------------
+
+    def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> int:
+        """Writes a part, for which others go if the folder is full; returns its bytes, 0 if it is there already.
+
+        Raises:
+            OSError: of the system.
+        """
+        if self.limit is None or name in self._sizes:
+            return 0
+        self.make_room(sum(array.nbytes for array in arrays.values()))
+        written = write_part(self._own / name, {"root": self.root, "name": name, **marks}, arrays)
+        with self._lock:
+            self._sizes[name] = written
+            self._all_bytes += written
+        return written
+
+    def read(self, name: str, marks: Mapping[str, str]) -> Part:
+        """Reads a part, and checks that it is of this root and has these marks.
+
+        Raises:
+            Damaged: it is not; then it is removed. OSError: of the system, such as that it is gone.
+        """
+        file = self._own / name
+        try:
+            part = read_part(file)
+            wanted = {"root": self.root, "name": name, **marks}
+            if {key: part.marks.get(key) for key in wanted} != wanted:
+                raise Damaged(f"{file} holds something else than its name says: {part.marks}")
+        except Damaged:
+            self.remove(name)
+            raise
+        except OSError:
+            self._forget(name)
+            raise
+        return part
+
+    def remove(self, name: str) -> None:
+        """Removes a part that is of no use."""
+        with suppress(OSError):
+            (self._own / name).unlink(missing_ok=True)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._all_bytes -= self._sizes.pop(name, 0)
+
+    def touch(self, checkpoint: str, pages: Iterable[str]) -> None:
+        """Counts parts as just used."""
+        # A clock that was set back must not make what is used now the oldest.
+        self._latest = now = max(time.time(), self._latest + 2 * _ORDER_S)
+        for name, when in [(checkpoint, now), *((name, now + _ORDER_S) for name in pages)]:
+            with suppress(OSError):  # it is gone, and a look-up will find that
+                os.utime(self._own / name, (when, when))
+
+    def make_room(self, num_bytes: int) -> None:
+        """Removes what was not used for longest, of whatever root, until so many bytes fit."""
+        if self.limit is None or self._all_bytes + num_bytes <= self.limit:
+            return
+        prune(self.path, max(0, int(self.limit * (1 - SPARE)) - num_bytes))
+        self.scan()
+
+
+# --- whole folders ----------------------------------------------------------------------------------
+
+
+def check_form(path: Path) -> None:
+    """Checks that a folder may hold parts, if it is there.
+
+    Raises:
+        CacheFolderError: it is a file, has something else in it, or has a newer form. OSError: of the system.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise CacheFolderError(f"{path} is a file; give a folder")
+    about = path / ABOUT
+    if not about.exists():
+        if any(path.iterdir()):
+            raise CacheFolderError(
+                f"{path} has other files in it, and no {ABOUT}; give an empty or a new folder"
+            )
+        return
+    try:
+        version = json.loads(about.read_text(encoding="utf-8"))["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheFolderError(
+            f"{about} cannot be read ({error!r}); remove the folder, or give another one"
+        ) from error
+    if not isinstance(version, int) or version > VERSION:
+        raise CacheFolderError(
+            f"{path} has version {version} of the form, and this program reads {VERSION}; use a newer "
+            "hybrid_jax, or give another folder"
+        )
+
+
+def files_of(path: Path) -> Iterable[Stored]:
+    """All parts in a folder, of every root; what was left half written is removed when it is old."""
+    for root in _entries(path):
+        if not root.is_dir(follow_symlinks=False):
+            continue
+        for entry in _entries(Path(root.path)):
+            with suppress(OSError):
+                stat = entry.stat(follow_symlinks=False)
+                if entry.name.endswith(ENDING):
+                    yield Stored(Path(entry.path), stat.st_size, stat.st_mtime)
+                elif entry.name.endswith(NEW) and time.time() - stat.st_mtime > OLD_S:
+                    os.unlink(entry.path)
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    with suppress(FileNotFoundError), os.scandir(path) as found:
+        return list(found)
+    return []
+
+
+def prune(path: Path, limit: int) -> tuple[int, int]:
+    """Removes what was not used for longest until a folder's files have at most `limit` bytes.
+
+    Returns:
+        Files and bytes that were removed.
+    """
+    files = sorted(files_of(path), key=lambda file: file.used)
+    rest, removed, count = sum(file.num_bytes for file in files), 0, 0
+    for file in files:
+        if rest - removed <= limit:
+            break
+        with suppress(OSError):
+            file.path.unlink()
+            removed, count = removed + file.num_bytes, count + 1
+    return count, removed
+
+
+def _write_json(file: Path, value: object) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}{NEW}")
+    beside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, file)
+
+
+def default_limit(path: Path) -> int:
+    """What a folder may hold if nobody says how much: 20 GiB, at most half of what is free and its own."""
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        own = sum(file.num_bytes for file in files_of(path)) if path.is_dir() else 0
+        return min(DEFAULT_BYTES, (shutil.disk_usage(there).free + own) // 2)
+    except OSError as error:
+        raise CacheFolderError(
+            f"{path} cannot be used ({error.strerror or error}); give a folder that may be written"
+        ) from error
+
+
+def least_limit(path: Path, num_bytes: int, least: int) -> None:
+    """Checks that a limit is enough for one prefix.
+
+    Raises:
+        CacheFolderError: it is not.
+    """
+    if num_bytes < least:
+        raise CacheFolderError(
+            f"{path} must have room for a checkpoint and a run of pages, {at_least(least, num_bytes)}; raise "
+            "disk_memory, or make room on the disk"
+        )

@@ -1,0 +1,241 @@
+"""The form of what leaves an arena. It does not depend on page size, grain, rows or frame size.
+
+What resuming at a position takes is K and V of the tokens before it, and one checkpoint. In arrays by name:
+
+- `pages.I` uint32[tokens, words] for the I-th layer with pages and without a window, with `scales.I` float32 bits
+  uint32[tokens, words] where pages are FP8. The words of a token are those of `PageLayout`: [2 (K, V), K heads,
+  words of a head], or what else the layer keeps of a token.
+- `window.I` and `window_scales.I` the same for a layer with a window: of the last window - 1 tokens alone.
+- `state.I` float32[units, words of a unit] of the I-th recurrent layer, `columns.I` uint16 or uint32[columns,
+  channels], the bits of its convolution's last inputs.
+
+All of it is little endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hybrid_jax.geometry import Geometry, KVPlace, PageGroup, StatePlace
+
+Arrays = dict[str, np.ndarray]
+# uint32[frame_words] of a page's frame: by the page's number in the sequence, and the frame's index in the page.
+FrameOf = Callable[[int, int], np.ndarray]
+
+
+class Shape(NamedTuple):
+    """Dtype and shape of an array of a part."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _PageField(NamedTuple):
+    """One field of a layer's pages: the name of its array, its place in a page, and its layer's group."""
+
+    name: str
+    frame: int
+    offset: int
+    words: int
+    group: PageGroup
+
+
+def _page_fields(geometry: Geometry, *, windowed: bool) -> Iterator[_PageField]:
+    """The fields of all layers with pages, of those with a window or of the others."""
+    prefix = "window" if windowed else "pages"
+    scales = "window_scales" if windowed else "scales"
+    for number, place in enumerate(geometry.kv):
+        group = _group_of(geometry, place)
+        if (group.window is not None) != windowed:
+            continue
+        yield _PageField(f"{prefix}.{number}", place.frame, place.offset, place.token_words, group)
+        if place.scale_words:
+            offset = place.offset + geometry.page_tokens * place.token_words
+            yield _PageField(f"{scales}.{number}", place.frame, offset, place.scale_words, group)
+
+
+def _group_of(geometry: Geometry, place: KVPlace) -> PageGroup:
+    [group] = [g for g in geometry.page_groups if 0 <= place.frame - g.first_frame < g.num_frames]
+    return group
+
+
+def form_of(geometry: Geometry) -> tuple:
+    """What a parcel of this model holds, for the digest of the root: equal for every geometry of one model."""
+    pages = [
+        (field.name, field.words, field.group.window)
+        for windowed in (False, True)
+        for field in _page_fields(geometry, windowed=windowed)
+    ]
+    return tuple(pages), tuple(state_shapes(geometry).items()), geometry.dtype, geometry.kv_dtype
+
+
+def needs_checkpoint(geometry: Geometry) -> bool:
+    """Whether pages alone are not enough to resume, because of a state or of a window."""
+    return geometry.has_state or bool(geometry.windowed)
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def page_shapes(geometry: Geometry, begin: int, end: int) -> dict[str, Shape]:
+    """The arrays of the pages of tokens [begin, end)."""
+    return {
+        field.name: Shape("uint32", (end - begin, field.words))
+        for field in _page_fields(geometry, windowed=False)
+    }
+
+
+def window_shapes(geometry: Geometry, position: int) -> dict[str, Shape]:
+    """The arrays of what windows see from `position` on."""
+    return {
+        field.name: Shape("uint32", (position - _first_seen(field.group, position), field.words))
+        for field in _page_fields(geometry, windowed=True)
+    }
+
+
+def _first_seen(group: PageGroup, position: int) -> int:
+    assert group.window is not None, group
+    return max(position - group.window + 1, 0)
+
+
+def read_pages(geometry: Geometry, begin: int, end: int, frame_of: FrameOf) -> Arrays:
+    """What the pages hold of tokens [begin, end), of layers without a window."""
+    return {
+        field.name: _read_tokens(geometry, field, begin, end, frame_of)
+        for field in _page_fields(geometry, windowed=False)
+    }
+
+
+def read_windows(geometry: Geometry, position: int, frame_of: FrameOf) -> Arrays:
+    """What the pages hold that windows see from `position` on."""
+    return {
+        field.name: _read_tokens(
+            geometry, field, _first_seen(field.group, position), position, frame_of
+        )
+        for field in _page_fields(geometry, windowed=True)
+    }
+
+
+def write_pages(
+    geometry: Geometry, begin: int, end: int, arrays: Mapping[str, np.ndarray], frame_of: FrameOf
+) -> None:
+    """The inverse of `read_pages`; `frame_of` gives frames that may be written."""
+    for field in _page_fields(geometry, windowed=False):
+        _write_tokens(geometry, field, begin, end, arrays[field.name], frame_of)
+
+
+def write_windows(
+    geometry: Geometry, position: int, arrays: Mapping[str, np.ndarray], frame_of: FrameOf
+) -> None:
+    """The inverse of `read_windows`."""
+    for field in _page_fields(geometry, windowed=True):
+        begin = _first_seen(field.group, position)
+        _write_tokens(geometry, field, begin, position, arrays[field.name], frame_of)
+
+
+def _read_tokens(
+    geometry: Geometry, field: _PageField, begin: int, end: int, frame_of: FrameOf
+) -> np.ndarray:
+    found: np.ndarray = np.empty((end - begin, field.words), np.uint32)
+    for first, last, part in _spans(geometry, field, begin, end, frame_of):
+        found[first - begin : last - begin] = part
+    return found
+
+
+def _write_tokens(
+    geometry: Geometry,
+    field: _PageField,
+    begin: int,
+    end: int,
+    tokens: np.ndarray,
+    frame_of: FrameOf,
+) -> None:
+    for first, last, part in _spans(geometry, field, begin, end, frame_of):
+        part[:] = tokens[first - begin : last - begin]
+
+
+def _spans(
+    geometry: Geometry, field: _PageField, begin: int, end: int, frame_of: FrameOf
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Page by page the tokens [first, last), and a view of a frame where they are: uint32[last - first, words]."""
+    size = geometry.page_tokens
+    for page in range(begin // size, -(-end // size)):
+        first, last = max(begin, page * size), min(end, (page + 1) * size)
+        words = frame_of(page, field.frame)[field.offset : field.offset + size * field.words]
+        yield (
+            first,
+            last,
+            words.reshape(size, field.words)[first - page * size : last - page * size],
+        )
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def state_shapes(geometry: Geometry) -> dict[str, Shape]:
+    """The arrays of a checkpoint."""
+    found, bits = {}, "uint32" if geometry.dtype == "float32" else "uint16"
+    for number, place in enumerate(geometry.states):
+        layout = place.of(geometry).layout
+        if layout.units:
+            found[f"state.{number}"] = Shape("float32", (layout.units, layout.unit_words))
+        if layout.columns:
+            found[f"columns.{number}"] = Shape(bits, (layout.columns, layout.channels))
+    return found
+
+
+def read_states(geometry: Geometry, frames: np.ndarray) -> Arrays:
+    """The arrays of a checkpoint, from its frames uint32[state_frames, frame_words]."""
+    found = {}
+    for name, (dtype, shape), words in _state_words(geometry, frames):
+        count = int(np.prod(shape))
+        flat = np.concatenate([part.reshape(-1) for part in words]).view(dtype)
+        found[name] = flat[:count].reshape(shape)
+    return found
+
+
+def write_states(geometry: Geometry, arrays: Mapping[str, np.ndarray], frames: np.ndarray) -> None:
+    """The inverse of `read_states`: writes to frames uint32[state_frames, frame_words] of zeros."""
+    for name, _, words in _state_words(geometry, frames):
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
+        data = np.pad(data, (0, -data.size % 4)).view(np.uint32)
+        begin = 0
+        for part in words:
+            rest = data[begin : begin + part.size]
+            part.reshape(-1)[: rest.size] = rest
+            begin += rest.size
+
+
+def _state_words(
+    geometry: Geometry, frames: np.ndarray
+) -> Iterator[tuple[str, Shape, list[np.ndarray]]]:
+    """Each array of a checkpoint, and views of where its words are in frames."""
+    shapes = state_shapes(geometry)
+    for number, place in enumerate(geometry.states):
+        for name, words in (
+            (f"state.{number}", _own_states(place, geometry, frames)),
+            (f"columns.{number}", _own_columns(place, geometry, frames)),
+        ):
+            if name in shapes:
+                yield name, shapes[name], words
+
+
+def _own_states(place: StatePlace, geometry: Geometry, frames: np.ndarray) -> list[np.ndarray]:
+    group = place.of(geometry)
+    begin, layout = group.state_frame(place.layer), group.layout
+    per_frame = group.units_per_frame * layout.unit_words
+    return [frame[:per_frame] for frame in frames[begin : begin + group.frames_per_layer]]
+
+
+def _own_columns(place: StatePlace, geometry: Geometry, frames: np.ndarray) -> list[np.ndarray]:
+    """A layer's columns may begin in one frame and end in the next."""
+    group, size = place.of(geometry), geometry.frame_words
+    begin, end = place.layer * group.column_words, (place.layer + 1) * group.column_words
+    own = frames[group.columns]
+    return [
+        own[number, max(begin - number * size, 0) : min(end - number * size, size)]
+        for number in range(begin // size, -(-end // size))
+    ]

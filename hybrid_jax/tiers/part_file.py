@@ -1,0 +1,131 @@
+"""One part in one file: safetensors, with a checksum over every byte of it.
+
+Other programs can read the file, too. The checksum (CRC-32) is the first entry of the header's metadata, so its place
+is fixed. It is of the whole file, with zeros in its own place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hybrid_jax.tiers.parcel import Shape
+
+VERSION = 1
+_BEGIN = b'{"__metadata__":{"crc32":"'
+_CRC = slice(8 + len(_BEGIN), 8 + len(_BEGIN) + 8)
+_NAMES = {"uint32": "U32", "uint16": "U16", "float32": "F32", "int32": "I32", "int8": "I8"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class Damaged(ValueError):
+    """A file is not whole, or is not what its name says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a file holds.
+
+    Attributes:
+        marks: what it is of, such as its root, name and tokens.
+        arrays: by name.
+    """
+
+    marks: dict[str, str]
+    arrays: dict[str, np.ndarray]
+
+
+def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> int:
+    """Writes a part beside its place and renames it, so that nobody sees half of it; returns its bytes.
+
+    Raises:
+        OSError: of the system; then nothing is left there.
+    """
+    table: dict[str, object] = {
+        "__metadata__": {"crc32": "0" * 8, "version": str(VERSION), **marks}
+    }
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + array.nbytes
+        table[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = bytearray(len(text).to_bytes(8, "little") + text)
+    data = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    crc = zlib.crc32(head)
+    for array in data:
+        crc = zlib.crc32(array, crc)
+    head[_CRC] = b"%08x" % crc
+    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        with beside.open("wb") as opened:
+            opened.write(head)
+            for array in data:
+                opened.write(array)
+        os.replace(beside, file)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    return len(head) + begin
+
+
+def read_part(file: Path) -> Part:
+    """Reads a part; its arrays are views of one buffer.
+
+    Raises:
+        Damaged: a byte is not as it was written, or the file is another one. OSError: of the system.
+    """
+    data = np.fromfile(file, np.uint8)
+    head = data[: _CRC.stop].tobytes()
+    if head[8 : _CRC.start] != _BEGIN:
+        raise Damaged(f"{file} is not a part of a cache, or its beginning is damaged")
+    crc = zlib.crc32(data[_CRC.stop :], zlib.crc32(head[: _CRC.start] + b"0" * 8))
+    if head[_CRC] != b"%08x" % crc:
+        raise Damaged(
+            f"{file} is damaged: its checksum is {crc:08x}, not {head[_CRC].decode(errors='replace')}"
+        )
+    # It is as it was written, by this program or by one that makes the same checksum.
+    begin = 8 + int.from_bytes(head[:8], "little")
+    try:
+        table = json.loads(data[8:begin].tobytes())
+        marks = table.pop("__metadata__")
+        arrays = {name: _array(data[begin:], entry) for name, entry in table.items()}
+        version = int(marks["version"])
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{file} has a malformed header: {error!r}") from error
+    if version != VERSION:
+        raise Damaged(f"{file} has version {version} of the form, and {VERSION} is read")
+    return Part(marks=marks, arrays=arrays)
+
+
+def _array(data: np.ndarray, entry: dict) -> np.ndarray:
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end <= data.size:
+        raise ValueError(f"bytes {begin} to {end} of {data.size}")
+    dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    if math.prod(shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"{shape} of {dtype} in {end - begin} bytes")
+    return data[begin:end].view(dtype).reshape(shape)
+
+
+def check_shapes(file: Path, part: Part, shapes: Mapping[str, Shape]) -> None:
+    """Checks that a part has these arrays and no others.
+
+    Raises:
+        Damaged: it has not.
+    """
+    found = {name: Shape(x.dtype.name, x.shape) for name, x in part.arrays.items()}
+    if found != dict(shapes):
+        raise Damaged(f"{file} has other arrays than the model: {found}, not {dict(shapes)}")
