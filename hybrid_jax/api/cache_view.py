@@ -8,9 +8,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid_jax.api import questions
+from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.outputs import Delta, RequestOutput
@@ -19,6 +21,7 @@ from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.display import MARK, PALE, bar
+from hybrid_jax.text.prompts import PromptLike, read_prompts
 
 if TYPE_CHECKING:
     from hybrid_jax.text.tokenizer import Tokenizer
@@ -169,7 +172,7 @@ class CacheView:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._thread, self._seen, self._config, self._tokenizer = thread, seen, config, tokenizer
-        self._recurrent = bool(model.recurrent)
+        self._recurrent, self._vocab_size = bool(model.recurrent), model.vocab_size
 
     def _ask(self, question: Question[Answer], *args: Any) -> Answer:
         """Asks after what nobody waits for has ended, so that its pages are in the cache."""
@@ -230,9 +233,7 @@ class CacheView:
             )
         below = ""
         if look_up is not None and look_up.loaded:
-            below = (
-                f". {look_up.loaded} of the skipped ones were copied back from the host's memory"
-            )
+            below = f". {look_up.loaded} of the skipped ones came from {look_up.loaded_from}"
         if hit >= possible:
             return (
                 f"that is all there can be: resume points lie {grain} tokens apart, and the last "
@@ -243,7 +244,11 @@ class CacheView:
 
     @property
     def _or_below(self) -> str:
-        return " or host_memory" if self._config.host_memory else ""
+        others = [
+            self._config.host_memory and "host_memory",
+            self._config.cache_dir and "disk_memory",
+        ]
+        return "".join(f" or {name}" for name in others if name)
 
     def _missing(self, look_up: LookUp) -> str:
         """What kept a prompt from resuming at its last resume point."""
@@ -364,6 +369,55 @@ class CacheView:
             present_hit_rate=past.replay(present, arena),
             measured_hit_rate=past.log.hit_rate,
         )
+
+    @checks_arguments
+    def save(self, prompt: PromptLike, file: str | Path) -> int:
+        """Writes what the cache has of a prompt to a file, from which `load` gives it to any engine of the same model.
+
+        Page size, memory, rows and grain of that engine may be others.
+
+        Args:
+            prompt: as for `LLM.generate`, which has computed it. file: where to; it is replaced.
+
+        Returns:
+            How many tokens of the prompt the file has: up to the last resume point that is cached.
+
+        Raises:
+            ValueError: nothing of the prompt is cached. OSError: of the system.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from hybrid_jax import LLM, SamplingParams
+            >>> llm, prompt = LLM(quiet=True), "x = 1; " * 20
+            >>> _ = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+            >>> file = pathlib.Path(tempfile.mkdtemp()) / "prefix.safetensors"
+            >>> llm.cache.save(prompt, file)
+            128
+            >>> other = LLM(page_tokens=16, quiet=True)
+            >>> other.cache.load(file)
+            128
+        """
+        [read] = read_prompts([prompt], self._tokenizer, vocab_size=self._vocab_size)
+        saved = self._ask(questions.save_prefix, Path(file), read.token_ids)
+        if not saved:
+            raise ValueError(
+                f"cache.save: no resume point of this prompt of {len(read.token_ids)} tokens is in memory; they lie "
+                f"{self._config.grain} tokens apart. Generate from it first"
+            )
+        return saved
+
+    @checks_arguments
+    def load(self, file: str | Path) -> int:
+        """Puts a prefix that `save` has written into the cache; returns its tokens.
+
+        Raises:
+            ValueError: the file is damaged, or of another model, or of other weights or settings; or memory has no room
+                for it. FileNotFoundError, OSError: there is no such file, or it cannot be read.
+        """
+        try:
+            return self._ask(questions.load_prefix, Path(file))
+        except ValueError as error:
+            raise ValueError(f"cache.load: {error}") from error
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"

@@ -61,6 +61,7 @@ def overview(
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
         **({"host": _host(sizes)} if sizes.host_frames else {}),
+        **({"disk": engine.about_disk} if engine.about_disk else {}),
         "rings": f"{format_size(sizes.ring_bytes)} for {counted(config.max_rows, 'row')}",
         "tables": f"{format_size(sizes.table_bytes)} for {counted(sizes.max_slots, 'checkpoint')}",
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "

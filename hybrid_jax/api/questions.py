@@ -6,8 +6,9 @@ can be asked of an engine in another process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -61,6 +62,7 @@ class EngineFacts(NamedTuple):
     Attributes:
         config: the model, with a second one that drafts if there is one.
         engine_config, device, sizes, backend: as in `Engine`.
+        about_disk: as in `Engine`, when it began.
         not_triton: why Triton kernels are not used, by operation.
         left_to_xla: operations that XLA does although kernels do the rest, and why.
         max_model_len, longest_prompt: in tokens, of a sequence and of a prompt that is only read.
@@ -71,6 +73,7 @@ class EngineFacts(NamedTuple):
     device: Device
     sizes: MemorySplit
     backend: Backend
+    about_disk: str
     not_triton: dict[str, str]
     left_to_xla: dict[str, str]
     max_model_len: int
@@ -156,6 +159,18 @@ def past_requests(engine: Engine) -> PastRequests | None:
 
 
 @Question
+def save_prefix(engine: Engine, file: Path, tokens: Sequence[int]) -> int:
+    """Writes what the arena has of a prompt to a file; returns its tokens, 0 for nothing."""
+    return engine.save_prefix(file, tokens)
+
+
+@Question
+def load_prefix(engine: Engine, file: Path) -> int:
+    """Puts what `save_prefix` has written into the arena; returns its tokens."""
+    return engine.load_prefix(file)
+
+
+@Question
 def warm_ups(engine: Engine, logprobs: bool, adjusts: bool) -> list[WarmUpProgram]:
     """The programs of a warm-up. The next two questions are about one of them, by its place in this list."""
     found = engine.warm_ups(logprobs=logprobs, adjusts=adjusts)
@@ -196,7 +211,8 @@ def peak_memory_bytes(engine: Engine) -> int | None:
 
 LISTED: tuple[Question[Any], ...] = (
     *(facts, stats, describe, reset_prefix_cache, expect_everything, all_logprobs, where_damaged),
-    *(cache_nodes, past_requests, warm_ups, compile_ahead, run_program),
+    *(cache_nodes, past_requests, save_prefix, load_prefix),
+    *(warm_ups, compile_ahead, run_program),
     *(compile_seconds, peak_memory_bytes, about_loops),
 )
 QUESTIONS = {question.name: question for question in LISTED}

@@ -88,6 +88,18 @@ MEANINGS: dict[str, dict[str, str]] = {
         "host_loaded_tokens": "tokens of these that the cache did not have itself",
         "host_loads_without_room": "prefixes there that a prompt could have used, but for room to copy them back",
     },
+    "Tier on disk": {
+        "disk_files": "files there of this model, now",
+        "disk_bytes": "bytes of all files there, now",
+        "disk_saves": "prefixes that were written",
+        "disk_saved_bytes": "bytes written for them; what prefixes share is written once",
+        "disk_saves_dropped": "prefixes that were not written, because they were evicted first or there were too many",
+        "disk_loads": "prefixes that were read because a prompt went on from them",
+        "disk_loaded_bytes": "bytes read for them",
+        "disk_loaded_tokens": "tokens of these that the cache did not have itself",
+        "disk_loads_failed": "prefixes that could not be read, because a file was damaged or gone",
+        "disk_loads_without_room": "prefixes that were read, but there was no room for them",
+    },
     "Speculation": {
         "verifications": "rows of steps that judged drafts",
         "draft_tokens": "draft tokens that were judged",

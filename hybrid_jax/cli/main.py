@@ -15,6 +15,7 @@ import typer
 from hybrid_jax import __version__
 from hybrid_jax.api.progress_bar import as_a_command
 from hybrid_jax.cli.bench import bench
+from hybrid_jax.cli.cache import cache
 from hybrid_jax.cli.chat import chat
 from hybrid_jax.cli.convert import convert
 from hybrid_jax.cli.distill import distill
@@ -40,6 +41,7 @@ def version(as_json: JsonOption = False) -> None:
 HEADINGS = {
     "Use a model": (chat, generate, run_batch, inspect, bench),
     "Make a model": (convert, distill, train_tiny),
+    "Look after what is kept": (cache,),
     "Study caches and memory, without a model": (simulate, pool_sim),
     "About this installation": (doctor, version),
 }

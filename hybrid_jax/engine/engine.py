@@ -7,9 +7,11 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import Backend, EngineConfig, ModelConfig
 from hybrid_jax.config.speculation import drafting_model
@@ -27,13 +29,17 @@ from hybrid_jax.engine.this_device import (
     peak_memory_bytes,
     this_device,
 )
-from hybrid_jax.engine.tiers.open_disk import open_disk
+from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.process.own_settings import own_settings
+from hybrid_jax.schedule.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sizing.room import find_room
+from hybrid_jax.tiers import parcel
+from hybrid_jax.tiers.parcel import Frames
+from hybrid_jax.tiers.prefix_file import TOKENS, read_prefix, write_prefix
 
 LOG = logging.getLogger("hybrid_jax.engine")
 
@@ -122,6 +128,11 @@ class Engine:
         """Where the loop over the steps of a dispatch runs; "" where there is no choice, such as on a CPU."""
         loops = any(kind.steps for kind in self.runner.kinds)
         return self.runner.loops.about if loops and not self.device.is_host else ""
+
+    @property
+    def about_disk(self) -> str:
+        """What the folder on disk may hold, and holds, in words; "" without one."""
+        return "" if self.disk is None else self.disk.about
 
     @property
     def left_to_xla(self) -> dict[str, str]:
@@ -241,6 +252,64 @@ class Engine:
         for request in self._live.values():
             request.output.go_back(request.notes.num_reported)
         self.scheduler = self.scheduler.restarted(self._live.values())
+
+    # --- one prefix -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def root(self) -> str:
+        """As `root_of_engine`. The first look reads all weights."""
+        if self.disk is not None:
+            return self.disk.folder.root
+        parts = self.config, self.runner.params, self.engine_config, self.geometry
+        return root_of_engine(*parts, self._place)
+
+    def save_prefix(self, file: Path, tokens: Sequence[int]) -> int:
+        """Writes what the arena has of a prompt to a file; returns its tokens, 0 if that is nothing.
+
+        Raises:
+            OSError: of the system.
+        """
+        with self._books(unchanged_by=OSError):
+            self._dispatch_next()
+            tree, geometry = self.scheduler.memory.tree, self.geometry
+            prompt = np.asarray(tokens, np.int32)
+            if tree is None or not (hit := tree.match(prompt, least=0).found[ARENA]).hit_len:
+                return 0
+            length = hit.hit_len
+            places = places_in(wanted_frames(geometry, length))
+            copies = self.runner.copy_out(frames_of(tree, hit.node, length, places))
+            frames = Frames.of(places, [np.asarray(copy) for copy in copies])
+            arrays = parcel.read_prefix(geometry, length, frames)
+            write_prefix(file, self.root, prompt[:length], arrays)
+            return length
+
+    def load_prefix(self, file: Path) -> int:
+        """Puts what `save_prefix` has written into the arena; returns its tokens.
+
+        Raises:
+            ValueError: the file is damaged, or of another model; or there is no room. OSError: of the system.
+        """
+        tree, geometry = self.scheduler.memory.tree, self.geometry
+        if tree is None:
+            raise ValueError("the cache is off; choose a policy for it")
+        arrays = read_prefix(file, self.root, geometry).arrays
+        tokens = arrays[TOKENS]
+        frames = Frames.zeros(geometry, places_in(wanted_frames(geometry, len(tokens))))
+        parcel.write_prefix(geometry, len(tokens), arrays, frames)
+        with self._books():
+            self._dispatch_next()
+            arrived = arrive(tree, geometry, tokens, frames)
+            if arrived is not None:
+                self.runner.write_frames(arrived[1])
+        if arrived is None:
+            raise ValueError(f"there is no room for the prefix of {file}; raise memory")
+        return len(tokens)
+
+    def _dispatch_next(self) -> None:
+        """Dispatches a plan that is made and was put off: what it computes may be in the tree already."""
+        if self._next is not None:
+            plan, self._next = self._next, None
+            self._pending.append(self.runner.execute(plan, self.runner.missing(plan)))
 
     # --- around it --------------------------------------------------------------------------------
 

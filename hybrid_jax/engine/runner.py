@@ -144,11 +144,11 @@ class Runner:
         for transfer in plan.saves:
             self._save_frames(transfer)
         for out in plan.to_disk:
-            out.give(self._copy_out(out.arena))
+            out.give(self.copy_out(out.arena))
         for transfer in plan.loads:
             self._load_frames(transfer)
         for come in plan.from_disk:
-            self._write_frames(come)
+            self.write_frames(come)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
@@ -279,10 +279,10 @@ class Runner:
     def _load_frames(self, transfer: Transfer) -> None:
         self.state = self.host_frames.load(self.state, transfer)
 
-    def _copy_out(self, frames: np.ndarray) -> list[jax.Array]:
+    def copy_out(self, frames: np.ndarray) -> list[jax.Array]:
         return copy_out(self.programs, self.state, frames)
 
-    def _write_frames(self, come: Incoming) -> None:
+    def write_frames(self, come: Incoming) -> None:
         words = jax.device_put(come.words, self._host) if self._host else come.words
         self.state = copy_in(self.programs, self.state, come.arena, words)
 
@@ -409,8 +409,8 @@ class Runner:
         if self.engine.host_memory or self.engine.cache_dir:
             frame: np.ndarray = np.zeros(1, np.int32)
             words: np.ndarray = np.zeros(self.model.geometry.frame_words, np.uint32)
-            jobs += [("save_frames", self._copy_out, frame)]
-            jobs += [("load_frames", self._write_frames, Incoming(arena=frame, words=[words]))]
+            jobs += [("save_frames", self.copy_out, frame)]
+            jobs += [("load_frames", self.write_frames, Incoming(arena=frame, words=[words]))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]

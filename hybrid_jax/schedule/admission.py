@@ -120,7 +120,7 @@ class Admission:
                 passed.append(sequence)
                 num_free -= 1
                 continue
-            queued, match, in_arena = sequence.queued, None, 0
+            queued, match, in_arena, place = sequence.queued, None, 0, Fetched.NOTHING
             patient = queued.num_overtaken < self.patience
             if self.memory.tree is not None and sequence.uses_cache:
                 # As long as the promise stands there is no need to look the prompt up again.
@@ -144,8 +144,13 @@ class Admission:
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
+                where = "the disk" if place is Fetched.LOADED else "the host's memory"
                 loaded = max(hit_len - in_arena, 0)
-                hit.look_up = history.explain(sequence, match, hit_len, loaded) if history else None
+                hit.look_up = (
+                    history.explain(sequence, match, hit_len, loaded=loaded, loaded_from=where)
+                    if history
+                    else None
+                )
             for earlier in passed:
                 earlier.queued.num_overtaken += 1
             admitted.append(sequence)

@@ -110,12 +110,18 @@ class History:
         return end_node
 
     def explain(
-        self, sequence: Sequence, match: Match | None, hit_len: int, loaded: int = 0
+        self,
+        sequence: Sequence,
+        match: Match | None,
+        hit_len: int,
+        *,
+        loaded: int = 0,
+        loaded_from: str = "",
     ) -> LookUp:
         """What was known of the prompt of a sequence that starts after a prefix, and why it hit no further.
 
         Args:
-            match: its look-up, or None. hit_len, loaded: as in `LookUp`.
+            match: its look-up, or None. hit_len, loaded, loaded_from: as in `LookUp`.
         """
         known_len = sequence.known.length if sequence.known is not None else 0
         if match is None:
@@ -124,6 +130,7 @@ class History:
             match,
             hit_len,
             loaded=loaded,
+            loaded_from=loaded_from,
             prompt=sequence.prompt,
             known_len=known_len,
             grain=self.log.grain,

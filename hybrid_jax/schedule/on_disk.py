@@ -12,17 +12,11 @@ from enum import Enum
 
 import numpy as np
 
-from hybrid_jax.cache.tree.copies import (
-    give_up,
-    pools_of,
-    publish,
-    room_for,
-    shared_pages,
-    whole_pages,
-)
+from hybrid_jax.cache.tree.copies import shared_pages, whole_pages
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.tiers.chain import Chain
@@ -103,16 +97,13 @@ class OnDisk:
         if save is None:
             return True
         room = self.disk.has_room and self._num_saved < self._most_frames
-        node = _resume_point(tree, tokens)
-        if node is None or not room:
+        found = tree.match(tokens, least=0).found[ARENA]
+        if found.hit_len != length or not room:
             return False
-        pages = tree.pages_to(node, length)
-        frames = [int(pages[place]) for place in save.places]
-        if tree.needs_slots:
-            frames += pools_of(tree.arena)[1].frames(node.slots[ARENA])
+        frames = frames_of(tree, found.node, length, save.places)
         self._names |= save.names
         give = functools.partial(self.disk.save, save)
-        self._saves.append(Outgoing(arena=np.array(frames, np.int32), give=give))
+        self._saves.append(Outgoing(arena=frames, give=give))
         return True
 
     @property
@@ -156,39 +147,23 @@ class OnDisk:
         position = self.disk.find(chain, above, len(prompt) - 1, held=held)
         if not position:
             return None
-        _, missing = shared_pages(tree, prompt[:position], self._wanted(position), ARENA)
-        places = [(int(page), int(column)) for page, column in np.argwhere(missing)]
-        return self.disk.read(chain, position, places)
-
-    def _wanted(self, position: int) -> np.ndarray:
-        """Which frames of pages a row reads that goes on at `position`: bool[pages, frames_per_page]."""
-        geometry = self._geometry
-        wanted: np.ndarray = np.ones((geometry.num_pages(position), geometry.frames_per_page), bool)
-        for group in geometry.windowed:
-            wanted[: geometry.first_page(group, position), group.frames] = False
-        return wanted
+        wanted = wanted_frames(self._geometry, position)
+        _, missing = shared_pages(tree, prompt[:position], wanted, ARENA)
+        return self.disk.read(chain, position, places_in(missing))
 
     def _arrive(self, read: Read, tokens: np.ndarray, match: Match) -> Fetched:
         """Has the plan that is being made copy what was read into the arena."""
         tree, counters = self._tree, self.disk.counters
         if match.hit_len >= read.position:
             return Fetched.NOTHING
-        copy = room_for(tree, tokens, self._wanted(len(tokens)), into=ARENA)
-        if copy is None:
+        arrived = arrive(tree, self._geometry, tokens, read.frames)
+        if arrived is None:
             counters.loads_without_room += 1
             return Fetched.NOTHING
-        places = [(int(page), int(column)) for page, column in np.argwhere(copy.missing)]
-        if not set(places) <= set(read.pages):  # the arena has evicted meanwhile what it had
-            give_up(tree, copy)
-            counters.loads_without_room += 1
-            return Fetched.NOTHING
-        words = [read.pages[place] for place in places]
-        if read.checkpoint is not None:
-            words += list(read.checkpoint)
-        node = publish(tree, copy)
+        node, come = arrived
         tree.pin(node)
         self._pinned.append(node)
-        self._loads.append(Incoming(arena=copy.target, words=words))
+        self._loads.append(come)
         counters.loads += 1
         counters.loaded_bytes += read.num_bytes
         counters.loaded_tokens += read.position - match.hit_len
@@ -236,9 +211,3 @@ class OnDisk:
         """Writes nothing of what waits, because the tree is about to forget everything."""
         self._unsettled.clear()
         self._waiting.clear()
-
-
-def _resume_point(tree: RadixTree, tokens: np.ndarray) -> Node | None:
-    """The node of the arena from whose path a row can go on after these tokens; None if there is none any more."""
-    found = tree.match(tokens, least=0).found[ARENA]
-    return found.node if found.hit_len == len(tokens) else None

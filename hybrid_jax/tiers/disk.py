@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.chain import RUN_TOKENS, Chain, run_begin, runs_to
 from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder
+from hybrid_jax.tiers.parcel import FramePlace, Frames
 from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes
 
 LOG = logging.getLogger("hybrid_jax.disk")
 READERS = 2
 WAITING_BYTES = 256 << 20  # of copies that the writer may have before it
-FramePlace = tuple[int, int]  # number of a page in its sequence, and index of the frame in the page
 
 
 @dataclass
@@ -78,15 +79,13 @@ class Read:
 
     Attributes:
         position: tokens of it.
-        pages: its frames of pages by place, uint32[frame_words], once it is done.
-        checkpoint: uint32[state_frames, frame_words]; None without recurrent layers.
+        frames: those that were wanted, filled once it is done.
         num_bytes: that were read.
         failed: it could not be read.
     """
 
     position: int
-    pages: dict[FramePlace, np.ndarray] = field(default_factory=dict)
-    checkpoint: np.ndarray | None = None
+    frames: Frames
     num_bytes: int = 0
     failed: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
@@ -179,19 +178,10 @@ class Disk:
         name, named = _checkpoint(chain, position), self._names_waiting.union(named)
         if not self.writing or name in self.folder or name in named:
             return None
-        geometry, places = self.geometry, []
         ends = [end for end in self._lacking(chain, position) if _pages(chain, end) not in named]
-        size = geometry.page_tokens
-        pages = sorted(
-            {page for end in ends for page in range(run_begin(end) // size, -(-end // size))}
-        )
-        for group in geometry.page_groups:
-            numbers: Sequence[int] = pages
-            if group.window is not None:
-                numbers = range(geometry.first_page(group, position), geometry.num_pages(position))
-            columns = range(group.first_frame, group.first_frame + group.num_frames)
-            places += [(page, column) for page in numbers for column in columns]
-        return Save(chain, position, ends, places)
+        size = self.geometry.page_tokens
+        pages = sorted({page for end in ends for page in _pages_of(end, size)})
+        return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))
 
     @property
     def has_room(self) -> bool:
@@ -227,20 +217,13 @@ class Disk:
 
     def _write(self, save: Save, copies: Sequence[Any]) -> None:
         geometry, chain, position = self.geometry, save.chain, save.position
-        frames = [np.asarray(copy) for copy in copies]
-        of_pages = dict(zip(save.places, frames, strict=False))
-        frame_of = lambda page, column: of_pages[page, column]  # noqa: E731
-        written = 0
+        frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
         for end in save.ends:
-            arrays = parcel.read_pages(geometry, run_begin(end), end, frame_of)
+            arrays = parcel.read_pages(geometry, run_begin(end), end, frames.at)
             written += self.folder.write(_pages(chain, end), _page_marks(end), arrays)
-        arrays = parcel.read_windows(geometry, position, frame_of)
-        if geometry.has_state:
-            states = np.stack(frames[len(save.places) :])
-            arrays |= parcel.read_states(geometry, states)
-        written += self.folder.write(
-            _checkpoint(chain, position), _checkpoint_marks(position), arrays
-        )
+        arrays = parcel.read_end(geometry, position, frames)
+        name = _checkpoint(chain, position)
+        written += self.folder.write(name, _checkpoint_marks(position), arrays)
         self.touch(chain, position)
         self.counters.saves += 1
         self.counters.saved_bytes += written
@@ -258,11 +241,11 @@ class Disk:
         Args:
             places: the frames of pages that are wanted.
         """
-        found = Read(position)
+        found = Read(position, Frames.zeros(self.geometry, places))
 
         def job() -> None:
             try:
-                self._read(found, chain, places)
+                self._read(found, chain)
             except (OSError, Damaged) as error:
                 found.failed = True
                 self.counters.loads_failed += 1
@@ -277,29 +260,21 @@ class Disk:
         self._submit(self._readers, job)
         return found
 
-    def _read(self, found: Read, chain: Chain, places: Sequence[FramePlace]) -> None:
-        geometry, position = self.geometry, found.position
-        size = geometry.page_tokens
-        found.pages = {place: np.zeros(geometry.frame_words, np.uint32) for place in places}
-        unwanted: np.ndarray = np.zeros(geometry.frame_words, np.uint32)
-        frame_of = lambda page, column: found.pages.get((page, column), unwanted)  # noqa: E731
-        pages = {page for page, _ in places}
+    def _read(self, found: Read, chain: Chain) -> None:
+        geometry, position, frames = self.geometry, found.position, found.frames
+        wanted = {page for page, _ in frames.pages}
         for end in runs_to(position) if self._has_runs else []:
-            begin = run_begin(end)
-            if pages.isdisjoint(range(begin // size, -(-end // size))):
+            if wanted.isdisjoint(_pages_of(end, geometry.page_tokens)):
                 continue
+            begin = run_begin(end)
             shapes = parcel.page_shapes(geometry, begin, end)
             part = self._part(found, _pages(chain, end), _page_marks(end), shapes)
-            parcel.write_pages(geometry, begin, end, part.arrays, frame_of)
+            parcel.write_pages(geometry, begin, end, part.arrays, parcel.writable(geometry, frames))
         name = _checkpoint(chain, position)
-        if not parcel.needs_checkpoint(geometry) and name not in self.folder:
-            return
-        shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
-        part = self._part(found, name, _checkpoint_marks(position), shapes)
-        parcel.write_windows(geometry, position, part.arrays, frame_of)
-        if geometry.has_state:
-            found.checkpoint = np.zeros((geometry.state_frames, geometry.frame_words), np.uint32)
-            parcel.write_states(geometry, part.arrays, found.checkpoint)
+        if parcel.needs_checkpoint(geometry):
+            shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
+            part = self._part(found, name, _checkpoint_marks(position), shapes)
+            parcel.write_end(geometry, position, part.arrays, frames)
 
     def _part(self, found: Read, name: str, marks: dict[str, str], shapes: dict) -> Part:
         part = self.folder.read(name, marks)
@@ -329,6 +304,13 @@ class Disk:
         with self._room:
             self._room.wait_for(lambda: not self._names_waiting)
 
+    @property
+    def about(self) -> str:
+        """What the folder may hold, and holds, in words."""
+        folder = self.folder
+        limit = "" if folder.limit is None else f"up to {format_size(folder.limit)} "
+        return f"{limit}in {folder.path}; {format_size(folder.num_bytes)} are there"
+
     def stats(self) -> dict[str, int | float]:
         """Present numbers, and the counters."""
         return {
@@ -336,6 +318,11 @@ class Disk:
             "bytes": self.folder.num_bytes,
             **asdict(self.counters),
         }
+
+
+def _pages_of(end: int, page_tokens: int) -> range:
+    """The pages that hold the run that ends there."""
+    return range(run_begin(end) // page_tokens, -(-end // page_tokens))
 
 
 def _pages(chain: Chain, end: int) -> str:

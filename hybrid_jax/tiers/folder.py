@@ -24,6 +24,7 @@ from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, read_part, write_part
 
 ABOUT = "hybrid_jax_cache.json"
+ABOUT_ROOT = "about.json"
 ENDING = ".safetensors"
 PAGES, CHECKPOINT, NEW = "pages-", "checkpoint-", ".new"
 OLD_S = 3600.0  # what a process that ended left half written may go after so long
@@ -77,7 +78,7 @@ class Folder:
             self._own.mkdir(parents=True, exist_ok=True)
             if not (path / ABOUT).exists():
                 _write_json(path / ABOUT, {"version": VERSION})
-            _write_json(self._own / "about.json", dict(about))
+            _write_json(self._own / ABOUT_ROOT, dict(about))
             self.scan()
         except OSError as error:
             raise CacheFolderError(
@@ -230,6 +231,15 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
     with suppress(FileNotFoundError), os.scandir(path) as found:
         return list(found)
     return []
+
+
+def about_root(path: Path) -> Mapping[str, str]:
+    """What a root's folder says of it, in words; nothing if that cannot be read."""
+    try:
+        found = json.loads((path / ABOUT_ROOT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def prune(path: Path, limit: int) -> tuple[int, int]:

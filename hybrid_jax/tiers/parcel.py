@@ -14,7 +14,7 @@ All of it is little endian.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,9 @@ import numpy as np
 from hybrid_jax.geometry import Geometry, KVPlace, PageGroup, StatePlace
 
 Arrays = dict[str, np.ndarray]
-# uint32[frame_words] of a page's frame: by the page's number in the sequence, and the frame's index in the page.
+# Where a frame of a page is: the page's number in the sequence, and the frame's index in the page.
+FramePlace = tuple[int, int]
+# uint32[frame_words] of the frame there.
 FrameOf = Callable[[int, int], np.ndarray]
 
 
@@ -31,6 +33,51 @@ class Shape(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+
+class Frames(NamedTuple):
+    """Frames of a prefix.
+
+    Attributes:
+        pages: uint32[frame_words] by place. checkpoint: uint32[state_frames, frame_words]; None without a state.
+    """
+
+    pages: dict[FramePlace, np.ndarray]
+    checkpoint: np.ndarray | None
+
+    @classmethod
+    def of(cls, places: Sequence[FramePlace], words: Sequence[np.ndarray]) -> Frames:
+        """Frames one after the other: those of pages at their places, then those of the checkpoint."""
+        states = words[len(places) :]
+        pages: dict[FramePlace, np.ndarray] = dict(zip(places, words, strict=False))
+        return cls(pages, np.stack(states) if len(states) else None)
+
+    @classmethod
+    def zeros(cls, geometry: Geometry, places: Iterable[FramePlace]) -> Frames:
+        """Frames to be filled."""
+        shape = geometry.state_frames, geometry.frame_words
+        pages: dict[FramePlace, np.ndarray] = {
+            place: np.zeros(geometry.frame_words, np.uint32) for place in places
+        }
+        return cls(pages, np.zeros(shape, np.uint32) if geometry.has_state else None)
+
+    def words(self, places: Iterable[FramePlace]) -> list[np.ndarray]:
+        """The frames at some places, then those of the checkpoint.
+
+        Raises:
+            KeyError: one is not there.
+        """
+        return [self.pages[place] for place in places] + list(
+            () if self.checkpoint is None else self.checkpoint
+        )
+
+    def at(self, page: int, column: int) -> np.ndarray:
+        """As `FrameOf`.
+
+        Raises:
+            KeyError: it is not there.
+        """
+        return self.pages[page, column]
 
 
 class _PageField(NamedTuple):
@@ -75,6 +122,18 @@ def form_of(geometry: Geometry) -> tuple:
 def needs_checkpoint(geometry: Geometry) -> bool:
     """Whether pages alone are not enough to resume, because of a state or of a window."""
     return geometry.has_state or bool(geometry.windowed)
+
+
+def places_of(geometry: Geometry, position: int, pages: Iterable[int]) -> list[FramePlace]:
+    """The places that hold some pages without a window, and what windows see from `position` on."""
+    found: list[FramePlace] = []
+    for group in geometry.page_groups:
+        numbers = pages
+        if group.window is not None:
+            numbers = range(geometry.first_page(group, position), geometry.num_pages(position))
+        columns = range(group.first_frame, group.first_frame + group.num_frames)
+        found += [(page, column) for page in numbers for column in columns]
+    return found
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -170,6 +229,49 @@ def _spans(
             last,
             words.reshape(size, field.words)[first - page * size : last - page * size],
         )
+
+
+# --- whole prefixes -------------------------------------------------------------------------------
+
+
+def prefix_shapes(geometry: Geometry, position: int) -> dict[str, Shape]:
+    """The arrays of what resuming at `position` takes."""
+    pages = page_shapes(geometry, 0, position)
+    return pages | window_shapes(geometry, position) | state_shapes(geometry)
+
+
+def read_prefix(geometry: Geometry, position: int, frames: Frames) -> Arrays:
+    """What resuming at `position` takes, from its frames."""
+    return read_pages(geometry, 0, position, frames.at) | read_end(geometry, position, frames)
+
+
+def read_end(geometry: Geometry, position: int, frames: Frames) -> Arrays:
+    """The same without the pages of layers that have no window."""
+    found = read_windows(geometry, position, frames.at)
+    return found if frames.checkpoint is None else found | read_states(geometry, frames.checkpoint)
+
+
+def write_prefix(
+    geometry: Geometry, position: int, arrays: Mapping[str, np.ndarray], frames: Frames
+) -> None:
+    """The inverse of `read_prefix`, as far as there are frames: they have zeros before."""
+    write_pages(geometry, 0, position, arrays, writable(geometry, frames))
+    write_end(geometry, position, arrays, frames)
+
+
+def write_end(
+    geometry: Geometry, position: int, arrays: Mapping[str, np.ndarray], frames: Frames
+) -> None:
+    """The inverse of `read_end`, as far as there are frames."""
+    write_windows(geometry, position, arrays, writable(geometry, frames))
+    if frames.checkpoint is not None:
+        write_states(geometry, arrays, frames.checkpoint)
+
+
+def writable(geometry: Geometry, frames: Frames) -> FrameOf:
+    """Frames to write; what goes to others is lost."""
+    lost: np.ndarray = np.zeros(geometry.frame_words, np.uint32)
+    return lambda page, column: frames.pages.get((page, column), lost)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

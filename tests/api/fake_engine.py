@@ -78,7 +78,7 @@ class FakeEngine:
         )
         self.device = Device(num_bytes=1 << 30)
         self.backend, self.about_loops = XLA, ""
-        self.not_triton, self.left_to_xla = {}, {}
+        self.not_triton, self.left_to_xla, self.about_disk = {}, {}, ""
         root = Node(np.zeros(0, np.int32), 0)
         root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
         tree = SimpleNamespace(root=root)

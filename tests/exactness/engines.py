@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 from unittest import mock
 
@@ -27,16 +28,25 @@ def frames_for(geometry: Geometry, room: float) -> int:
 
 
 def make_engine(
-    config: ModelConfig, params: dict, settings: EngineConfig, *, room: float, below: float = 0
+    config: ModelConfig,
+    params: dict,
+    settings: EngineConfig,
+    *,
+    room: float,
+    below: float = 0,
+    folder: Path | None = None,
 ) -> Engine:
-    """An engine with an arena of `frames_for(room)`, and as many frames for `below` in the host's memory."""
+    """An engine with an arena of `frames_for(room)`, as many frames for `below` in the host's memory, and a folder."""
     geometry = make_geometry(config, settings)
     fixed = split_memory(config, replace(settings, memory=None), geometry).row_bytes
     fixed += 8 * max(geometry.state_frames, 1)
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     memory = fixed + frames_for(geometry, room) * per_frame
     host = (frames_for(geometry, below) - 1) * geometry.frame_bytes
-    return Engine(config, params, replace(settings, memory=memory, host_memory=host))
+    settings = replace(settings, memory=memory, host_memory=host)
+    if folder is not None:
+        settings = replace(settings, cache_dir=str(folder), disk_memory=1 << 30)
+    return Engine(config, params, settings)
 
 
 def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None:
@@ -50,7 +60,14 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
     slots = 1 + num_frames // geometry.state_frames if geometry.has_state else 2
     engine.scheduler = Scheduler(
         geometry,
-        replace(engine.engine_config, cache=CacheConfig(policy=policy), host_memory=0),
+        replace(
+            engine.engine_config,
+            cache=CacheConfig(policy=policy),
+            host_memory=0,
+            cache_dir=None,
+            disk_memory=None,
+        ),
+        disk=engine.disk if policy != "off" else None,
         num_frames=num_frames,
         max_slots=max(2, min(slots, sizes.max_slots)),
         max_model_len=sizes.max_model_len,

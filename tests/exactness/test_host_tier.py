@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 from jax.sharding import SingleDeviceSharding
@@ -12,41 +11,12 @@ from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine import runner
 from hybrid_jax.engine.engine import Engine
 from tests.drawing import left_to_all
-from tests.exactness.conftest import FLOAT32, SETTINGS, load
+from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.jobs import Job, Run, drive
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-
-ROOM, BELOW = 2.2, 10.0
-NAMES = ("mamba2", "bamba", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
-NAMES += ("with_cut", "with_latent", "with_fixed_decay", "llama")
-OTHER = {
-    "fp8": replace(FLOAT32, kv_cache_dtype="fp8"),
-    "small pages": replace(FLOAT32, page_tokens=16),
-    "one long step": replace(FLOAT32, steps_per_dispatch=8, max_rows=2),
-}
-EXACT = {
-    "float32": SETTINGS["exact"],
-    "bfloat16": replace(SETTINGS["exact"], dtype="bfloat16"),
-    "fp8": SETTINGS["exact_fp8"],
-}
-
-
-def conversations(vocab: int, rounds: int = 3) -> list[Job]:
-    """Prompts that come back, each longer than before, when the arena has long given their beginnings away."""
-    rng, jobs = Random(1), []
-    prompts = [
-        random_prompt(40, 100 + n // 3, vocab) + random_prompt(30 + 11 * n, n, vocab)
-        for n in range(7)
-    ]
-    for turn in range(rounds):
-        rng.shuffle(prompts)
-        for place, prompt in enumerate(prompts):
-            count = 4 + 7 * (place % 3)
-            jobs.append(Job(prompt=prompt, max_tokens=count, arrive=9 * len(jobs)))
-            prompts[place] = prompt + random_prompt(9, 50 * turn + place, vocab)
-    return jobs
+from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, OTHER, ROOM, conversations
 
 
 def serve(engine: Engine, jobs: list[Job], *, below: bool) -> Run:
@@ -115,9 +85,6 @@ def test_exact_mode_gives_the_same_bits(name, dtype):
     run = serve(engine, jobs, below=True)
     assert run.bits == cold(engine, jobs).bits
     engine.close()
-
-
-DRAFTING = ("ngram-parallel", "mtp-parallel", "mtp_tree-qwen3_next", "draft-jamba", "exit-with_cut")
 
 
 @pytest.mark.parametrize("name", DRAFTING)

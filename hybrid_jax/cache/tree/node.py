@@ -276,7 +276,8 @@ class LookUp:
 
     Attributes:
         match_len, hit_len: tokens known, and skipped.
-        loaded: how many of the skipped ones the arena had not, so that they were copied from the tier below.
+        loaded: how many of the skipped ones the arena had not, so that they were copied from another tier.
+        loaded_from: which tier that was, in words.
         why: what kept it from more.
         position: where it would have resumed, had that been kept; 0 where nothing was. Of a sequence that ended too
             early, the last point that was saved.
@@ -290,6 +291,7 @@ class LookUp:
     hit_len: int
     why: Why
     loaded: int = 0
+    loaded_from: str = ""
     position: int = 0
     ago: int = 0
     pages: bool = False
@@ -302,6 +304,7 @@ def look_up_result(
     hit_len: int,
     *,
     loaded: int = 0,
+    loaded_from: str = "",
     prompt: np.ndarray,
     known_len: int,
     grain: int,
@@ -313,7 +316,7 @@ def look_up_result(
 
     Args:
         match: of the prompt, or of a part of it if no hit may reach further.
-        hit_len: tokens that are skipped in the end. loaded: as in `LookUp`.
+        hit_len: tokens that are skipped in the end. loaded, loaded_from: as in `LookUp`.
         prompt: int32[n] all of it.
         known_len: tokens that were known before the prompt came.
         needs_slots: as in the tree. Without, a prompt may resume wherever there are all pages that are read there.
@@ -335,6 +338,7 @@ def look_up_result(
         hit_len=hit_len,
         why=Why.NEVER_SEEN,
         loaded=loaded,
+        loaded_from=loaded_from if loaded else "",
         policy=policy,
     )
     if hit_len >= possible:

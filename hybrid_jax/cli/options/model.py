@@ -36,6 +36,21 @@ HostMemoryOption = Annotated[
         show_default="none",
     ),
 ]
+CacheDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder in which the prefix cache is kept, too, made if it is not there. Later runs with the same model "
+        "find their prompts there; `hybrid-jax cache` looks after it.",
+        show_default="none",
+    ),
+]
+DiskMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Most bytes of the files there, like 20GB or 20GiB.",
+        show_default="20GiB, or half of what is free",
+    ),
+]
 RowsOption = Annotated[
     int | None,
     typer.Option(help="How many sequences decode together.", show_default="what suits the machine"),
@@ -86,6 +101,8 @@ class ModelOptions:
     kv_cache_dtype: KVDtypeOption = "auto"
     memory: MemoryOption = None
     host_memory: HostMemoryOption = None
+    cache_dir: CacheDirOption = None
+    disk_memory: DiskMemoryOption = None
     max_rows: RowsOption = None
     max_model_len: LengthOption = None
     cache: Annotated[

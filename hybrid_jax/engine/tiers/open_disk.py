@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
@@ -38,13 +37,10 @@ def open_disk(
         return None
     path = Path(engine.cache_dir).expanduser()
     root = root_of_engine(config, params, engine, geometry, device)
-    about = {
-        "layers": f"{len(geometry.states)} with a state, {len(geometry.kv)} with pages",
-        "dtype": geometry.dtype,
-        "pages": geometry.kv_dtype,
-        "checkpoint": format_size(geometry.state_frames * geometry.frame_bytes),
-        "exact": "yes" if engine.exact else "no",
-    }
+    layers = f"{len(geometry.states)} layers with a state and {len(geometry.kv)} with pages"
+    pages = "" if geometry.kv_dtype == geometry.dtype else f", pages in {geometry.kv_dtype}"
+    exact = ", exact" if engine.exact else ""
+    about = {"model": f"{config.family} with {layers}, {geometry.dtype}{pages}{exact}"}
     try:
         limit = default_limit(path) if engine.disk_memory is None else engine.disk_memory
         least_limit(path, limit, _least_bytes(geometry))
@@ -66,7 +62,8 @@ def root_of_engine(
     That is every weight, what the model does with them, the dtypes, and which layers cache what. An exact engine
     promises bits, and these also depend on the grain, and on what compiles and runs the steps.
     """
-    marks: list[object] = [VERSION, replace(config, eos_token_ids=()), parcel.form_of(geometry)]
+    computed = replace(config, dtype="float32", eos_token_ids=(), bos_token_id=None)
+    marks: list[object] = [VERSION, computed, parcel.form_of(geometry)]
     marks += checksums(params)
     if engine.exact:
         marks += ["exact", geometry.grain, jax.__version__, device.device_kind, engine.kernels]
