@@ -28,7 +28,9 @@ from hybrid_jax.text.conversation import (
     check_roles,
     message_ends,
     read_messages,
+    take_marks,
     template_options,
+    thoughts_cut,
     unread_fields,
 )
 from hybrid_jax.text.prompts import (
@@ -63,7 +65,8 @@ class Rendered:
 
     Attributes:
         text: what its template made.
-        ends: where messages end with which other conversations begin too, in characters.
+        ends: where messages end with which other conversations begin too, and where thoughts that are cut begin, in
+            characters.
         thoughts: as in `Prompt`.
     """
 
@@ -318,7 +321,7 @@ class Intake:
         Args:
             messages: of the conversation.
             cache_breakpoints: indices of messages after which other conversations will go on differently; None for
-                the system messages at the beginning.
+                the system messages at the beginning. Messages with "cache": True are others.
             template: as in `template_options`.
 
         Raises:
@@ -333,6 +336,7 @@ class Intake:
         self, messages: Any, cache_breakpoints: Sequence[int] | None, options: dict[str, Any]
     ) -> Rendered:
         read = read_messages(messages)
+        marked = take_marks(read)
         if self.tokenizer is None:
             raise ConversationError(
                 "this model came without a tokenizer.json, so without a template; "
@@ -344,14 +348,15 @@ class Intake:
             check_unicode("the conversation", text)
         except ValueError as error:
             raise ConversationError(str(error)) from None
-        ends = message_ends(
-            self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
-        )
+        render = self.tokenizer.apply_chat_template
+        ends = message_ends(render, read, cache_breakpoints, marked, text, options)
         source = self.tokenizer.template_source(
             options["chat_template"], with_tools=options["tools"] is not None
         )
         if options["tools"] is not None:
             self._look_for_tools(source)
+        if (cut := thoughts_cut(render, read, text, options, source)) is not None:
+            ends.append(cut)
         return Rendered(text, tuple(ends), thoughts_of_chat(text, source, options))
 
     def _tokenized(self, given: Rendered, *, shown: int = 0) -> Prompt:

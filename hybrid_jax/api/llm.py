@@ -374,7 +374,7 @@ class LLM(Reader):
             options: `add_generation_prompt`, `continue_final_message`, `chat_template` and `tools` as in
                 `Tokenizer.apply_chat_template`. `chat_template_kwargs`: other variables that the template reads.
                 `cache_breakpoints`: indices of messages after which other conversations go on differently; None for
-                the system messages at the beginning.
+                the system messages at the beginning. A message may say so itself, with "cache": True.
 
         Raises:
             ValueError: something is wrong with a conversation, or the template refuses it. Nothing has run.

@@ -13,6 +13,7 @@ from typing import Any
 
 from hybrid_jax.config.checks import integers_of
 from hybrid_jax.text.template_forms import as_object
+from hybrid_jax.text.thoughts import closing_mark, first_named
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -45,6 +46,8 @@ THOUGHT_PARTS = (
     *("text", "thinking"),
 )
 IN_THOUGHT_PARTS = ("thinking", "reasoning", "text", "summary")
+# How an interface marks a message or a part; the mark of a message here is "cache": true.
+CACHE_CONTROL, EPHEMERAL = "cache_control", {"type": "ephemeral"}
 # Fields that are read, or that say nothing to a model.
 READ = frozenset(("role", "content", "tool_calls", "tool_call_id", "refusal", "id", "name", "type"))
 READ |= {*THOUGHTS, *MORE_THOUGHTS}
@@ -100,7 +103,8 @@ def are_several(messages: Any) -> bool:
 def read_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages of one conversation, checked, as dicts without nulls. Thoughts stand under each of their names.
 
-    The form of contents and of arguments is left to the chat template: see `TemplateForm`.
+    The form of contents and of arguments is left to the chat template: see `TemplateForm`. A marked message has
+    "cache": True, in whatever form the mark came; `take_marks` takes it out.
 
     Args:
         messages: dicts, or objects of a client's library: dataclasses, or with a method `model_dump`.
@@ -118,6 +122,17 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     if not _is_list(messages) or not messages:
         raise _wrong("messages must be a non-empty list", messages, "messages")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def take_marks(messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Takes the marks out of messages, because no template may see them; returns the indices of the marked ones.
+
+    Example:
+        >>> messages = read_messages([{"role": "user", "content": "hi", "cache": True}])
+        >>> take_marks(messages), messages
+        ([0], [{'role': 'user', 'content': 'hi'}])
+    """
+    return [index for index, message in enumerate(messages) if message.pop("cache", False)]
 
 
 def check_roles(messages: Conversation, others: frozenset[str]) -> None:
@@ -265,6 +280,8 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     if "function_call" in read:
         what = f"{where}.function_call is not read; write tool_calls instead"
         raise _wrong(what, read["function_call"], where, code="unsupported_parameter")
+    if _is_marked(where, read):
+        read["cache"] = True
     calls = _tool_calls(f"{where}.tool_calls", read.pop("tool_calls", []))
     if calls:
         read["tool_calls"] = calls  # an empty list would look like calls to a template
@@ -286,6 +303,44 @@ def _message(where: str, message: Any) -> dict[str, Any]:
             what += " and no tool_calls; an assistant's message needs one of them"
         raise ConversationError(what, param=where, code="missing_required_parameter")
     return _with_thoughts(read | _found_thoughts(where, read, thoughts) if is_answer else read)
+
+
+def _is_marked(where: str, message: dict[str, Any]) -> bool:
+    """Whether a message, or its last part, is marked as one after which conversations go on differently.
+
+    Takes the marks out of the message. `_content` takes them out of its parts.
+
+    Raises:
+        ConversationError: a mark says something else, or stands on a part before the last.
+    """
+    marked = message.pop("cache", False)
+    if not isinstance(marked, bool):
+        what = (
+            f"{where}.cache must be true, to keep a checkpoint at the end of the message, or false"
+        )
+        raise _wrong(what, marked, f"{where}.cache")
+    content: Any = message.get("content")
+    parts = [*content] if _is_list(content) else []
+    marks = [(where, message.pop(CACHE_CONTROL, None))]
+    marks += [
+        (f"{where}.content[{index}]", part.get(CACHE_CONTROL))
+        for index, part in enumerate(parts)
+        if isinstance(part, Mapping)
+    ]
+    for holder, mark in marks:
+        if mark is None:
+            continue
+        place = f"{holder}.{CACHE_CONTROL}"
+        if mark != EPHEMERAL:
+            what = (
+                f"{place} must be {EPHEMERAL} and no more, because nothing is kept for a set time"
+            )
+            raise _wrong(what, mark, place)
+        if holder not in (where, f"{where}.content[{len(parts) - 1}]"):
+            what = f"{place} stands before the end of the message; put it on the last part"
+            raise _wrong(what, mark, place, code="unsupported_parameter")
+        marked = True
+    return marked
 
 
 def _as_dict(value: Any) -> Any:
@@ -376,7 +431,8 @@ def _content(where: str, content: Any, thoughts: list[str] | None) -> str | list
             raise _wrong(what, given, f"{where}[{index}]", code="unsupported_parameter")
         if not isinstance(part.get(field), str):
             raise _wrong(f"{where}[{index}].{field} must be a string", part.get(field), where)
-        read.append(part if kind == "text" else {"type": "text", "text": part[field]})
+        text = {key: value for key, value in part.items() if key != CACHE_CONTROL}
+        read.append(text if kind == "text" else {"type": "text", "text": part[field]})
     return read or ""
 
 
@@ -467,6 +523,7 @@ def message_ends(
     render: Callable[..., str],
     messages: Conversation,
     indices: Sequence[int] | None,
+    marked: Sequence[int],
     text: str,
     template: dict[str, Any],
 ) -> list[int]:
@@ -480,33 +537,77 @@ def message_ends(
         messages: the conversation.
         indices: of the messages, negative ones counted from the end; None for the system messages at the beginning,
             if the template can render them.
+        marked: indices of further messages, those that have a mark.
         text: of the whole conversation.
         template: the options it was rendered with.
 
     Returns:
-        A number of leading characters for each of these messages, in their order.
+        A number of leading characters for each of these messages.
 
     Raises:
         ConversationError: there is no such message, or the template refuses to render the conversation with another
             content.
     """
-    if indices is not None:
-        read = _read_indices(indices, len(messages))
+    named = None if indices is None else _read_indices(indices, len(messages))
+    ends = []
+    for index in sorted({*(named or ()), *marked}):
         try:
-            return [_end(render, messages, index, text, template) for index in read]
+            ends.append(_end(render, messages, index, text, template))
         except Exception as error:
-            raise ConversationError(
-                f"cache_breakpoints: the template does not tell where messages end ({error}); leave them out",
-                param="cache_breakpoints",
-            ) from error
+            where = f"messages[{index}].cache" if index in marked else "cache_breakpoints"
+            what = f"{where}: the template does not tell where messages end ({error})"
+            remedy = "leave it out" if index in marked else "leave them out"
+            raise ConversationError(f"{what}; {remedy}", param=where) from error
+    if named is not None:
+        return ends
     opening = itertools.takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)
     count = sum(1 for _ in opening)
-    if count in (0, len(messages)):
-        return []
+    if count in (0, len(messages)) or count - 1 in marked:
+        return ends
     try:
-        return [_end(render, messages, count - 1, text, template)]
+        return [_end(render, messages, count - 1, text, template), *ends]
     except Exception:  # a template is a program, which here met a content that nobody wrote
-        return []  # and nobody asked for this
+        return ends  # and nobody asked for this
+
+
+def thoughts_cut(
+    render: Callable[..., str],
+    messages: Conversation,
+    text: str,
+    template: dict[str, Any],
+    source: str,
+) -> int | None:
+    """Where the next prompt of a conversation will leave the text of this one, because thoughts are cut.
+
+    Once the user goes on, templates of models that think drop the thoughts of the turns before, and often what opens
+    them at the end of this text, too. Others keep them, but many clients do not. So the conversation is rendered as it
+    will be when an answer without thoughts and a message of the user have come.
+
+    Args:
+        render, messages, text, template: as in `message_ends`.
+        source: of the template, which is rendered only if that names thoughts; empty if nothing is known of it.
+
+    Returns:
+        A number of leading characters; None if the whole text stays, or the template refuses such a conversation.
+    """
+    if source and not first_named(source) and not any(name in source for name in THOUGHTS):
+        return None
+    other = _unlike(text[-1000:])
+    if template["continue_final_message"]:
+        *before, last = messages
+        texts = text_of(last["content"])
+        texts.append(closing_mark("".join(texts)) + other)
+        whole = [{"type": "text", "text": part} for part in texts]
+        answered = [*before, {**last, "content": whole}]
+    else:
+        answered = [*messages, {"role": "assistant", "content": other}]
+    options = template | {"add_generation_prompt": True, "continue_final_message": False}
+    try:
+        following = render([*answered, {"role": "user", "content": other}], **options)
+    except Exception:  # as above
+        return None
+    same = common_length(text, following)
+    return same if same < len(text) else None
 
 
 def _read_indices(given: Any, count: int) -> list[int]:

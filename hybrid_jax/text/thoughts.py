@@ -42,6 +42,16 @@ def thoughts_of_text(text: str) -> Thoughts | None:
     return None if marks is None else Thoughts(open=marks[0], close=marks[1], opened=True)
 
 
+def closing_mark(text: str) -> str:
+    """What closes the thoughts that a text has opened last, and not closed; empty for none.
+
+    Example:
+        >>> closing_mark("<think>a</think>b<think>c"), closing_mark("<think>a</think>b")
+        ('</think>', '')
+    """
+    return next((closes for opens, closes in MARKS if text.rfind(opens) > text.rfind(closes)), "")
+
+
 def thoughts_of_chat(text: str, template: str, options: Mapping[str, Any]) -> Thoughts | None:
     """The thoughts before the answer in a conversation; None if there are none.
 
