@@ -332,9 +332,7 @@ def _is_marked(where: str, message: dict[str, Any]) -> bool:
             continue
         place = f"{holder}.{CACHE_CONTROL}"
         if mark != EPHEMERAL:
-            what = (
-                f"{place} must be {EPHEMERAL} and no more, because nothing is kept for a set time"
-            )
+            what = f"{place} must be {EPHEMERAL}, without a time to live"
             raise _wrong(what, mark, place)
         if holder not in (where, f"{where}.content[{len(parts) - 1}]"):
             what = f"{place} stands before the end of the message; put it on the last part"
@@ -530,7 +528,8 @@ def message_ends(
     """Where messages end in the text of their conversation. Others that begin like it have the same text up to there.
 
     A template may trim, move or drop parts of a message, so the text is not searched. Instead the conversation is
-    rendered again with the next message's content changed. Up to where the two texts differ, nothing depends on it.
+    rendered again with the content and the thoughts of the next message changed. Up to where the two texts differ,
+    nothing depends on it.
 
     Args:
         render: makes text of messages and of the options of a template, which are keywords.
@@ -642,7 +641,8 @@ def _end(
         other = render(messages, **template | {"add_generation_prompt": False})
     else:
         following = messages[index + 1]
-        changed = {**following, "content": _unlike(following.get("content"))}
+        said = [name for name in ("content", *THOUGHTS) if following.get(name)] or ["content"]
+        changed = {**following, **{name: _unlike(following.get(name)) for name in said}}
         other = render([*messages[: index + 1], changed, *messages[index + 2 :]], **template)
     return common_length(text, other)
 

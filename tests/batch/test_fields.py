@@ -76,6 +76,11 @@ def test_breakpoints_are_messages_characters_or_tokens(llm, body_of, error_of):
     body_of("a", COMPLETIONS, prompt=[[1, 2], [3, 4, 5]], cache_breakpoints=[1])
     found = [request.cache_breakpoints for request in llm._engine.added]
     assert found == [(len("<system>ab<user>"),), (), (2,), (1,), (1,)]
+    marked = [opening, messages[1] | {"cache": True}, opening]
+    body_of("a", CHAT, messages=marked)
+    body_of("a", CHAT, messages=marked, cache_breakpoints=[0])
+    found = [request.cache_breakpoints for request in llm._engine.added[-2:]]
+    assert found == [(len("<system>ab<user>"), len("<system>ab<user>c<system>"))] * 2
     error = error_of(line("a", CHAT, messages=messages, cache_breakpoints=[7]))
     assert "cache_breakpoints: there is no message 7" in error["message"]
     assert error["param"] == "cache_breakpoints"

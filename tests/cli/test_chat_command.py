@@ -81,6 +81,21 @@ def test_a_saved_conversation_goes_on(talk, tmp_path):
     assert prompts == [f"<user>hi<assistant>{ANSWER}<user>more"]
 
 
+def test_a_mark_in_a_saved_conversation_counts(talk, tmp_path, monkeypatch):
+    file, points, add = tmp_path / "talk.json", [], FakeEngine.add
+    monkeypatch.setattr(
+        FakeEngine, "add", lambda s, r: (points.append(r.cache_breakpoints), add(s, r))
+    )
+    messages = [
+        {"role": "user", "content": "hi", "cache": True},
+        {"role": "assistant", "content": "yo"},
+    ]
+    file.write_text(json.dumps({"messages": messages}))
+    _, prompts = talk(f"/load {file}", "more")
+    assert prompts == ["<user>hi<assistant>yo<user>more"]
+    assert points == [(len("<user>hi<assistant>"),)]
+
+
 def test_stats_say_what_the_last_answer_cost(talk):
     (_, _, err), _ = talk("/stats", "hi", "/stats")
     none, numbers, cache = err.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from copy import deepcopy
 
 import pytest
 
@@ -29,8 +30,8 @@ def says(role, content):
     return {"role": role, "content": content}
 
 
-def parts(*texts):
-    return [{"type": "text", "text": text} for text in texts]
+def parts(*texts, **more):
+    return [{"type": "text", "text": text, **more} for text in texts]
 
 
 def calls(arguments, **more):
@@ -80,6 +81,7 @@ def no_role(where, got):
     return f"{where}.role must be one of {ROLES}, got {got}"
 
 
+EPHEMERAL = {"type": "ephemeral"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 # messages, what is said about them, its param, its code
 BAD_MESSAGES = {
@@ -225,6 +227,38 @@ BAD_MESSAGES = {
         "messages[0].tool_calls[0].function.arguments must be JSON of an object, got '[1]'",
         "messages[0].tool_calls",
         WRONG,
+    ),
+    **{
+        f"{got!r} as a mark": (
+            [USER, says("user", "hi") | {"cache": got}],
+            f"messages[1].cache must be true, to keep a checkpoint at the end of the message, or false, got {got!r}",
+            "messages[1].cache",
+            WRONG,
+        )
+        for got in ("yes", 1, 0, [], {"type": "ephemeral"})
+    },
+    **{
+        f"{got!r} as a mark of another interface": (
+            [USER | {"cache_control": got}],
+            f"messages[0].cache_control must be {EPHEMERAL}, without a time to live, got {got!r}",
+            "messages[0].cache_control",
+            WRONG,
+        )
+        for got in (True, {}, {"type": "persistent"}, {"ttl": "1h", "type": "ephemeral"})
+    },
+    "a wrong mark of a part": (
+        [says("user", [*parts("a"), *parts("b", cache_control="on")])],
+        f"messages[0].content[1].cache_control must be {EPHEMERAL}, without a time to live, "
+        "got 'on'",
+        "messages[0].content[1].cache_control",
+        WRONG,
+    ),
+    "a mark before the end": (
+        [says("user", [*parts("a", cache_control=EPHEMERAL), *parts("b")])],
+        f"messages[0].content[0].cache_control stands before the end of the message; put it on the last part, got "
+        f"{EPHEMERAL}",
+        "messages[0].content[0].cache_control",
+        UNSUPPORTED,
     ),
     "what the template refuses": (
         [says("user", "refuse")],
@@ -605,9 +639,11 @@ def test_what_no_batch_file_can_hold_is_refused_too(llm, options, complaint):
 
 
 def test_the_messages_of_the_caller_stay_as_they_are(llm):
-    messages = [says("user", parts("a", "b")), calls('{"x": 1}')]
+    marked = parts("b", cache_control=EPHEMERAL)
+    messages = [says("user", [*parts("a"), *marked]), calls('{"x": 1}', cache=True)]
+    before = deepcopy(messages)
     llm.render_chat(messages)
-    assert messages == [says("user", parts("a", "b")), calls('{"x": 1}')]
+    assert messages == before
 
 
 def test_a_batch_line_for_a_model_without_a_tokenizer_says_so(make_llm, ask):
