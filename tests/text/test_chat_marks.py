@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,15 +26,18 @@ from tests.text.chat_forms import (
     result,
     says,
 )
-from tests.text.test_chat_forms import AsDataclass, Dumped
-from tests.text.test_given_tokenizer import Bytes
 
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
-WHOLE = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
-PARTS = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}{# {{ part.text }} #}{% endfor %}"
-)
-MARKS = "{% for m in messages %}{{ m.cache }}{{ m.cache_control }}{{ m.content }}{% endfor %}"
+# Templates that would show a mark: of a whole message, by its name, and of a part.
+SHOWING = {
+    "all": "{% for m in messages %}{{ m | tojson }}{% endfor %}",
+    "names": "{% for m in messages %}{{ m.role }}{{ m.cache }}{{ m.cache_control }}:{{ m.content }};{% endfor %}",
+    "parts": (
+        "{% for m in messages %}{{ m.role }}{% for part in m.content %}"
+        "<{{ part.text }}{{ part.cache_control }}>{% endfor %}{% endfor %}"
+    ),
+}
+SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture
@@ -60,77 +64,65 @@ MARKED = {
     "a part": says("user", [parts(TEXT)[0] | EPHEMERAL]),
     "a part of another type": says("user", [{"type": "input_text", "text": TEXT} | EPHEMERAL]),
     "the last of several parts": says("user", [*parts("a long"), parts("document")[0] | EPHEMERAL]),
-    "an object": Dumped(role="user", content=TEXT, cache=True),
+    "an object": SimpleNamespace(model_dump=lambda: USER | {"content": TEXT, "cache": True}),
 }
 UNMARKED = {
     "nothing": USER | {"content": TEXT},
     "false": USER | {"content": TEXT, "cache": False},
     "nulls": USER | {"content": TEXT, "cache": None, "cache_control": None},
     "a null of a part": says("user", [parts(TEXT)[0] | {"cache_control": None}]),
-    "an object": AsDataclass("user", TEXT),
 }
 
 
-def plain(message):
-    """The same message without a mark."""
-    if not isinstance(message, dict) or not isinstance(message["content"], list):
-        return USER | {"content": TEXT}
-    texts = [part["text"] for part in message["content"]]
-    return says("user", parts(*texts))
-
-
 @pytest.mark.parametrize(
-    "template", [WHOLE, PARTS, MARKS, *map(TEMPLATES.get, ("qwen3", "gemma3", "parts_only"))]
+    "template", [*SHOWING.values(), TEMPLATES["qwen3"], TEMPLATES["parts_only"]]
 )
 @pytest.mark.parametrize("name", MARKED)
-def test_a_mark_is_the_same_as_its_index_among_the_breakpoints(llm, name, template):  # fmt: skip
+def test_a_mark_is_the_same_as_its_index_among_the_breakpoints(llm, name, template):
     def asked(message, **options):
-        return rendered(
-            llm, [USER, ANSWER, message, ANSWER, MORE], chat_template=template, **options
-        )
+        talk = [USER, ANSWER, message, ANSWER, MORE]
+        return rendered(llm, talk, chat_template=template, **options)
 
-    marked, unmarked = MARKED[name], plain(MARKED[name])
-    assert (
-        asked(marked)
-        == asked(marked, cache_breakpoints=[])
-        == asked(unmarked, cache_breakpoints=[2])
-    )
-    assert asked(marked, cache_breakpoints=[0]) == asked(unmarked, cache_breakpoints=[0, 2])
-    assert asked(marked, cache_breakpoints=[2]) == asked(unmarked, cache_breakpoints=[2])
-    text, ends = asked(marked)
-    assert "document" in ends[0] and ends[0] != text
+    several = name == "the last of several parts"
+    unmarked = says("user", parts("a long", "document") if several else TEXT)
+    third = asked(unmarked, cache_breakpoints=[2])
+    assert asked(MARKED[name]) == asked(MARKED[name], cache_breakpoints=[]) == third
+    assert asked(MARKED[name], cache_breakpoints=[2]) == third
+    both = asked(unmarked, cache_breakpoints=[0, 2])
+    assert asked(MARKED[name], cache_breakpoints=[0]) == both
+    assert [len(third[1]), len(both[1])] == [1, 2] and "document" in third[1][0] != third[0]
 
 
-@pytest.mark.parametrize("template", [WHOLE, PARTS, MARKS])
+@pytest.mark.parametrize("template", SHOWING.values())
 @pytest.mark.parametrize("name", UNMARKED)
 def test_what_is_no_mark_marks_nothing_and_is_not_seen_either(llm, name, template):
-    unmarked = rendered(llm, [USER | {"content": TEXT}, ANSWER], chat_template=template)
-    found = rendered(llm, [UNMARKED[name], ANSWER], chat_template=template)
-    assert found == unmarked or name == "a null of a part" and "cache_control" not in found[0]
-    assert found[1] == []
+    unmarked = rendered(llm, [says("user", TEXT), ANSWER], chat_template=template)
+    assert rendered(llm, [UNMARKED[name], ANSWER], chat_template=template) == unmarked
+    assert unmarked[1] == []
 
 
-def test_a_mark_comes_beside_the_end_of_the_system_messages(llm, monkeypatch):
-    template, messages = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
-        [SYSTEM, USER, ANSWER],
-    )
+@pytest.fixture
+def times_rendered(monkeypatch):
+    """A list that grows by one whenever a conversation is rendered."""
+    given, render = [], Tokenizer.apply_chat_template
+    counted = lambda *args, **options: given.append(None) or render(*args, **options)  # noqa: E731
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", counted)
+    return given
+
+
+def test_a_mark_comes_beside_the_end_of_the_system_messages(llm, times_rendered):
+    def ends(marked):
+        talk = [
+            message | {"cache": index == marked}
+            for index, message in enumerate((SYSTEM, USER, ANSWER))
+        ]
+        times_rendered.clear()
+        return rendered(llm, talk, chat_template=SAYS)[1], len(times_rendered)
+
     system = "<system>Be brief.<user>"
-    marked = [SYSTEM, USER | {"cache": True}, ANSWER]
-    assert rendered(llm, messages, chat_template=template)[1] == [system]
-    assert rendered(llm, marked, chat_template=template)[1] == [system, f"{system}hi<assistant>"]
-    first = [SYSTEM | {"cache": True}, USER, ANSWER]
-    given = []
-    render = Tokenizer.apply_chat_template
-    monkeypatch.setattr(
-        Tokenizer,
-        "apply_chat_template",
-        lambda self, *args, **options: given.append(args) or render(self, *args, **options),
-    )
-    assert rendered(llm, first, chat_template=template)[1] == [system]
-    assert len(given) == 2
-    last = [SYSTEM, USER, ANSWER | {"cache": True}]
-    assert rendered(llm, last, chat_template=template)[1][-1] == f"{system}hi<assistant>Hello!"  # fmt: skip
+    assert ends(None) == ends(0) == ([system], 2)
+    assert ends(1) == ([system, f"{system}hi<assistant>"], 3)
+    assert ends(2) == ([system, f"{system}hi<assistant>Hello!"], 3)
 
 
 def test_a_mark_stands_on_calls_and_results_as_well(llm):
@@ -175,9 +167,8 @@ def test_a_mark_that_a_template_does_not_let_find_is_named(llm):
 
 
 def test_the_marks_of_each_of_several_conversations_are_its_own(llm):
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     marked = [[USER | {"cache": True}, ANSWER], [USER, ANSWER], [USER, ANSWER | {"cache": True}]]
-    llm.chat(marked, chat_template=template)
+    llm.chat(marked, chat_template=SAYS)
     ends = [request.cache_breakpoints for request in llm._engine.added]
     assert ends == [(len("<user>hi<assistant>"),), (), (len("<user>hi<assistant>Hello!"),)]
 
@@ -293,18 +284,11 @@ def test_the_next_prompt_leaves_this_one_at_the_cut(llm, name):
     assert (num_cuts, num_cuts + num_kept) == (found, 25)
 
 
-def test_only_templates_that_know_thoughts_are_rendered_for_them(llm, monkeypatch):
-    given = []
-    render = Tokenizer.apply_chat_template
-    monkeypatch.setattr(
-        Tokenizer,
-        "apply_chat_template",
-        lambda self, *args, **options: given.append(args) or render(self, *args, **options),
-    )
+def test_only_templates_that_know_thoughts_are_rendered_for_them(llm, times_rendered):
     for name, count in (("llama3", 1), ("chatml", 1), ("qwen3", 2), ("gpt_oss", 2)):
-        given.clear()
+        times_rendered.clear()
         llm.render_chat([USER], chat_template=TEMPLATES[name])
-        assert len(given) == count, name
+        assert len(times_rendered) == count, name
 
 
 def test_a_template_that_refuses_what_may_come_is_asked_in_vain(llm):
@@ -315,7 +299,13 @@ def test_a_template_that_refuses_what_may_come_is_asked_in_vain(llm):
 
 
 def test_thoughts_that_a_method_cuts_are_found(make_llm):
-    class Method(Bytes):
+    class Method:
+        def encode(self, text):
+            return list(text.encode())
+
+        def decode(self, ids):
+            return bytes(ids).decode()
+
         def apply_chat_template(self, messages, tokenize, **options):
             text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
             return text + "<assistant>[hm]" * options["add_generation_prompt"]
