@@ -20,7 +20,7 @@ NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
 SURFACE_TESTS := $(addprefix tests/,api batch cli docs openai process text viz) $(wildcard tests/test_*.py)
 ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.
-FAST_TESTS := tests/cache tests/config tests/constraints tests/models tests/process tests/weights tests/test_costs.py \
+FAST_TESTS := tests/cache tests/config tests/constraints tests/models tests/process tests/tiers tests/weights tests/test_costs.py \
 	tests/test_docstrings.py tests/test_drawing.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
 	tests/schedule/test_bucket.py tests/sizing/test_defaults.py $(wildcard tests/schedule/test_scheduler_*.py)
 MORE_FAST_TESTS := tests/sim tests/typing

@@ -70,6 +70,7 @@ FLOORS = {
     "sim": 720,
     "sizing": 320,
     "text": 1040,
+    "tiers": 130,
     "train": 71,
     "typing": 11,
     "viz": 9,

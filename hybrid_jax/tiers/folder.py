@@ -30,6 +30,7 @@ PAGES, CHECKPOINT, NEW = "pages-", "checkpoint-", ".new"
 OLD_S = 3600.0  # what a process that ended left half written may go after so long
 DEFAULT_BYTES = 20 << 30
 SPARE = 0.05  # when files go, so much more than is needed goes
+LOOK_S, LOOKS = 1.0, 20  # from one scan to the next: so long, and so many times the last one
 _ORDER_S = 1e-4  # pages count as used so much after their checkpoint
 
 
@@ -71,7 +72,8 @@ class Folder:
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._all_bytes = 0
-        self._scanned: tuple[int, float] = (0, 0.0)
+        self._seen: dict[str, int] = {}  # when each root's folder had changed at the last scan
+        self._next_look = 0.0
         self._latest = 0.0
         try:
             check_form(path)
@@ -103,19 +105,22 @@ class Folder:
 
     def scan(self) -> None:
         """Looks at all files, for others may write and remove some."""
-        changed = self._own.stat().st_mtime_ns
+        began, seen = time.monotonic(), self._changes()
         files = list(files_of(self.path))
+        ended = time.monotonic()
         with self._lock:
-            self._scanned = changed, time.monotonic()
+            self._seen, self._next_look = seen, ended + max(LOOK_S, LOOKS * (ended - began))
             self._sizes = {f.path.name: f.num_bytes for f in files if f.path.parent == self._own}
             self._all_bytes = sum(file.num_bytes for file in files)
             self._latest = max((file.used for file in files), default=0.0)
 
-    def look_again(self, every_s: float = 1.0) -> None:
-        """Scans if the last scan is so old and something has changed since."""
-        changed, when = self._scanned
-        if time.monotonic() - when >= every_s and self._own.stat().st_mtime_ns != changed:
+    def look_again(self) -> None:
+        """Scans if something has changed since the last scan, but not more than once a second."""
+        if time.monotonic() >= self._next_look and self._changes() != self._seen:
             self.scan()
+
+    def _changes(self) -> dict[str, int]:
+        return {entry.name: entry.stat().st_mtime_ns for entry in _entries(self.path)}
 
     # --- reading and writing --------------------------------------------------------------------
 
@@ -173,7 +178,11 @@ class Folder:
                 os.utime(self._own / name, (when, when))
 
     def make_room(self, num_bytes: int) -> None:
-        """Removes what was not used for longest, of whatever root, until so many bytes fit."""
+        """Removes what was not used for longest, of whatever root, until so many bytes fit.
+
+        What others write counts from the next scan on.
+        """
+        self.look_again()
         if self.limit is None or self._all_bytes + num_bytes <= self.limit:
             return
         prune(self.path, max(0, int(self.limit * (1 - SPARE)) - num_bytes))

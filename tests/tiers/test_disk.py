@@ -1,0 +1,314 @@
+"""The tier on disk alone: copies go in, frames come out; damage, races, errors of the system and killed processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybrid_jax.schedule.arrivals import places_in, wanted_frames
+from hybrid_jax.tiers import disk as module
+from hybrid_jax.tiers import part_file
+from hybrid_jax.tiers.chain import root_of
+from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.folder import Folder, files_of
+from hybrid_jax.tiers.parcel import Frames, read_prefix, write_prefix
+from tests.imports import ROOT
+from tests.tiers.prefixes import geometry_of, random_prefix, same
+
+KINDS = ("qwen3_next", "mamba2", "windowed", "llama")
+LENGTHS = (32, 256, 320, 608)
+
+
+def open_disk(path: Path, name: str = "qwen3_next", *, limit: int | None = 1 << 30, **settings):
+    geometry = geometry_of(name, **settings)
+    return Disk(Folder(path, root_of(name), limit=limit, about={}), geometry)
+
+
+def prompt(seed: int, length: int = 700) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 50, length).astype(np.int32)
+
+
+def content(disk: Disk, tokens: np.ndarray, position: int) -> dict:
+    """What a model would compute of a prefix: of each token and of each state what its tokens decide."""
+    found = random_prefix(disk.geometry, position)
+    for name, array in found.items():
+        first = position - len(array) if name.startswith("window") else 0
+        for index in range(len(array)) if name.startswith(("pages", "scales", "window")) else ():
+            seed = hash((name, tokens[: first + index + 1].tobytes())) % (1 << 32)
+            array[index] = seed
+        if name.startswith(("state", "columns")):
+            array.reshape(-1)[:] = int(tokens[:position].sum()) % 60_000
+    return found
+
+
+def save(disk: Disk, tokens: np.ndarray, position: int) -> bool:
+    """Hands a prefix over, if it is wanted."""
+    asked = disk.wants(disk.chain(tokens), position)
+    if asked is None:
+        return False
+    geometry = disk.geometry
+    frames = Frames.zeros(geometry, places_in(wanted_frames(geometry, position)))
+    write_prefix(geometry, position, content(disk, tokens, position), frames)
+    disk.save(asked, frames.words(asked.places))
+    return True
+
+
+def load(disk: Disk, tokens: np.ndarray, position: int) -> dict | None:
+    """The arrays of a prefix as they come from disk; None if they cannot be read."""
+    places = places_in(wanted_frames(disk.geometry, position))
+    read = disk.read(disk.chain(tokens), position, places)
+    assert read.wait(30)
+    return None if read.failed else read_prefix(disk.geometry, position, read.frames)
+
+
+def find(disk: Disk, tokens: np.ndarray, above: int = 0) -> int:
+    return disk.find(disk.chain(tokens), above, len(tokens), held=0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_prefixes_of_several_prompts_come_back(tmp_path, name):
+    disk = open_disk(tmp_path, name)
+    tokens = [prompt(seed) for seed in range(3)]
+    for length in LENGTHS:
+        for one in tokens:
+            assert save(disk, one, length)
+            assert not save(disk, one, length)  # it is being written
+    disk.flush()
+    assert not save(disk, tokens[0], 320) and disk.counters.saves == 12
+    assert disk.counters.saved_bytes == disk.folder.num_bytes
+    disk.close()
+    again = open_disk(tmp_path, name, page_tokens=16)
+    for one in tokens:
+        for length in LENGTHS:
+            assert find(again, one[: length + 5]) == length
+            assert same(load(again, one, length), content(disk, one, length))
+        assert find(again, one, above=608) == 0
+    assert find(again, prompt(9)) == 0
+
+
+def test_what_prompts_share_is_written_once(tmp_path):
+    disk = open_disk(tmp_path, "llama")
+    one = prompt(1)
+    other = np.append(one[:520], prompt(2)).astype(np.int32)
+    assert save(disk, one, 608)
+    disk.flush()
+    before = disk.folder.num_bytes
+    asked = disk.wants(disk.chain(other), 608)
+    assert asked.ends == [608] and min(page for page, _ in asked.places) == 512 // 64
+    assert save(disk, other, 608)
+    disk.flush()
+    assert disk.folder.num_bytes - before < before / 3
+    assert same(load(disk, other, 608), content(disk, other, 608))
+
+
+def test_only_the_pages_that_are_wanted_are_read(tmp_path):
+    disk = open_disk(tmp_path, "llama")
+    tokens = prompt(1)
+    save(disk, tokens, 608)
+    disk.flush()
+    read = disk.read(disk.chain(tokens), 608, [(9, 0)])
+    assert read.wait(30) and not read.failed and list(read.frames.pages) == [(9, 0)]
+    assert 0 < read.num_bytes < disk.folder.num_bytes / 2
+    whole = Frames.zeros(disk.geometry, places_in(wanted_frames(disk.geometry, 608)))
+    write_prefix(disk.geometry, 608, content(disk, tokens, 608), whole)
+    assert np.array_equal(read.frames.at(9, 0), whole.at(9, 0))
+
+
+def test_a_prefix_needs_its_pages_too(tmp_path):
+    disk = open_disk(tmp_path)
+    tokens = prompt(1)
+    for length in (256, 608):
+        save(disk, tokens, length)
+    disk.flush()
+    name = module._pages(disk.chain(tokens), 512)
+    disk.folder.remove(name)
+    assert find(disk, tokens) == 256
+    assert disk.find(disk.chain(tokens), 256, len(tokens), held=512) == 608
+    assert disk.wants(disk.chain(tokens), 608) is None  # its checkpoint is there
+    assert load(disk, tokens, 608) is None and disk.counters.loads_failed == 1
+
+
+def test_without_a_state_or_a_window_any_whole_run_is_enough(tmp_path):
+    disk = open_disk(tmp_path, "llama")
+    tokens = prompt(1)
+    save(disk, tokens, 608)
+    disk.flush()
+    other = np.append(tokens[:520], prompt(2)).astype(np.int32)
+    assert find(disk, other) == 512
+    assert same(load(disk, other, 512), content(disk, tokens, 512))
+    windowed = open_disk(tmp_path, "windowed")
+    save(windowed, tokens, 608)
+    windowed.flush()
+    assert find(windowed, other) == 0
+
+
+def damage(file: Path, chosen: random.Random, others: list[Path]) -> None:
+    """Something that happens to files."""
+    data = bytearray(file.read_bytes())
+    match chosen.randrange(7):
+        case 0:
+            data = data[: chosen.randrange(len(data))]
+        case 1 | 2:
+            for _ in range(chosen.randrange(1, 4)):
+                data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+        case 3:
+            begin = chosen.randrange(len(data))
+            data[begin : begin + 4096] = bytes(len(data[begin : begin + 4096]))
+        case 4:
+            data = bytearray(chosen.choice(others).read_bytes())
+        case 5:
+            data += bytes(chosen.randrange(1, 99))
+        case 6:
+            data = data.replace(b'"version":"1"', b'"version":"7"')
+            zeros = data[: part_file._CRC.start] + b"0" * 8 + data[part_file._CRC.stop :]
+            data[part_file._CRC] = b"%08x" % part_file.zlib.crc32(zeros)
+    file.write_bytes(data)
+
+
+def test_a_thousand_damaged_files_give_a_miss_or_what_was_there(tmp_path, caplog):
+    caplog.set_level(logging.ERROR, "hybrid_jax.disk")
+    chosen, missed = random.Random(4), 0
+    disk = open_disk(tmp_path / "whole")
+    tokens = [prompt(seed) for seed in range(2)]
+    for one in tokens:
+        for length in LENGTHS:
+            save(disk, one, length)
+    disk.close()
+    files = [file.path for file in files_of(tmp_path / "whole")]
+    for number in range(125):
+        folder = tmp_path / "damaged"
+        shutil.copytree(tmp_path / "whole", folder)
+        for file in chosen.sample(files, 8):
+            damage(folder / file.relative_to(tmp_path / "whole"), chosen, files)
+        again = open_disk(folder, page_tokens=(16, 64)[number % 2])
+        for one in tokens:
+            found = {}
+            while (position := find(again, one)) and not found:
+                found = load(again, one, position) or {}
+                missed += not found
+            if found:
+                assert same(found, content(disk, one, position))
+        again.close()
+        shutil.rmtree(folder)
+    assert missed > 100
+
+
+def test_an_error_of_the_system_ends_writing_and_nothing_else(tmp_path, monkeypatch, caplog):
+    disk = open_disk(tmp_path)
+    tokens = prompt(1)
+    save(disk, tokens, 256)
+    disk.flush()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(part_file.os, "replace", full)
+    assert save(disk, tokens, 320)
+    disk.flush()
+    assert not disk.writing and not save(disk, tokens, 608)
+    [record] = caplog.records
+    assert "nothing more is kept" in record.message and "No space left" in record.message
+    assert same(load(disk, tokens, 256), content(disk, tokens, 256))
+    disk.close()
+
+
+def test_a_read_that_is_refused_is_a_miss(tmp_path, monkeypatch, caplog):
+    disk = open_disk(tmp_path)
+    tokens = prompt(1)
+    save(disk, tokens, 256)
+    disk.flush()
+
+    def refused(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module.Folder, "read", refused)
+    assert load(disk, tokens, 256) is None and disk.counters.loads_failed == 1
+    assert "computed anew" in caplog.text and "Permission denied" in caplog.text
+
+
+def test_copies_wait_for_the_writer_up_to_a_bound(tmp_path, monkeypatch):
+    disk = open_disk(tmp_path)
+    monkeypatch.setattr(module, "WAITING_BYTES", 1)
+    gate, write = threading.Event(), disk.folder.write
+    monkeypatch.setattr(disk.folder, "write", lambda *args: gate.wait(30) and write(*args))
+    assert disk.has_room and save(disk, prompt(1), 256)
+    assert not disk.has_room
+    disk.wait_for_room(0.01)
+    assert not disk.has_room
+    gate.set()
+    disk.wait_for_room(30)
+    assert disk.has_room
+    disk.close()
+
+
+WRITER = """
+import sys, random
+from pathlib import Path
+from tests.tiers.test_disk import open_disk, prompt, save
+chosen = random.Random(int(sys.argv[2]))
+disk = open_disk(Path(sys.argv[1]), limit=2_000_000)
+print("ready", flush=True)
+while True:
+    tokens = prompt(chosen.randrange(40))
+    for length in (32, 256, 320, 608):
+        save(disk, tokens, length)
+    disk.flush()
+"""
+
+
+def start_writer(folder: Path, seed: int) -> subprocess.Popen:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONHASHSEED": "0",
+    }
+    command = [sys.executable, "-c", WRITER, str(folder), str(seed)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_processes_that_are_killed_leave_whole_parts(tmp_path):
+    """Two at a time, on one folder that is always full, killed at a hundred moments."""
+    chosen = random.Random(1)
+    for number in range(2):
+        writers = [start_writer(tmp_path, 10 * number + k) for k in range(2)]
+        try:
+            for _ in range(50):
+                time.sleep(chosen.random() * 0.02)
+                for process in writers:
+                    process.send_signal(signal.SIGSTOP)  # as if killed, for what is on disk
+                for file in list(files_of(tmp_path)):
+                    part = part_file.read_part(file.path)
+                    assert part.marks["name"] == file.path.name
+                assert sum(file.num_bytes for file in files_of(tmp_path)) < 6_000_000
+                for process in writers:
+                    process.send_signal(signal.SIGCONT)
+        finally:
+            for process in writers:
+                process.kill()
+                process.wait()
+    disk = open_disk(tmp_path)
+    hits = 0
+    for seed in range(40):
+        while position := find(disk, prompt(seed)):
+            found = load(disk, prompt(seed), position)
+            if found is not None:
+                hits += 1
+                states = [name for name in found if name.startswith(("state", "columns"))]
+                wanted = content(disk, prompt(seed), position)
+                assert same({n: found[n] for n in states}, {n: wanted[n] for n in states})
+                break
+    assert hits > 3
+    disk.close()

@@ -1,0 +1,138 @@
+"""Files of parts: what is written is read, and no damage goes unseen."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hybrid_jax.tiers import part_file
+from hybrid_jax.tiers.parcel import Shape
+from hybrid_jax.tiers.part_file import Damaged, check_shapes, read_part, write_part
+
+MARKS = {"kind": "pages", "end": "96"}
+ARRAYS = {
+    "columns.0": np.arange(15, dtype=np.uint16).reshape(3, 5),  # the next array is not aligned
+    "pages.0": np.arange(24, dtype=np.uint32).reshape(4, 6),
+    "state.1": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 2, 2),
+    "tokens": np.arange(3, dtype=np.int32),
+    "nothing": np.zeros((0, 4), np.uint32),
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    write_part(tmp_path / "part.safetensors", MARKS, ARRAYS)
+    return tmp_path / "part.safetensors"
+
+
+def test_what_is_written_is_read(file):
+    part = read_part(file)
+    assert {name: part.marks[name] for name in MARKS} == MARKS
+    assert list(part.arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        found = part.arrays[name]
+        assert found.dtype == array.dtype and np.array_equal(found, array)
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_the_safetensors_library_reads_it(file):
+    found = load_file(file)
+    assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
+
+
+def test_no_damage_goes_unseen(file):
+    """Every byte changed, in one bit and in all; every length; and bytes at the end."""
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        for change in (1 << place % 8, 0xFF):
+            damaged = bytearray(whole)
+            damaged[place] ^= change
+            file.write_bytes(damaged)
+            with pytest.raises(Damaged):
+                read_part(file)
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(Damaged):
+            read_part(file)
+    for more in (b"\0", b"\0" * 64, whole):
+        file.write_bytes(whole + more)
+        with pytest.raises(Damaged):
+            read_part(file)
+    file.write_bytes(whole)
+    assert read_part(file).marks["end"] == "96"
+
+
+def with_checksum(data: bytes) -> bytes:
+    """A file whose checksum is right, whatever else is wrong with it."""
+    zeros = data[: part_file._CRC.start] + b"0" * 8 + data[part_file._CRC.stop :]
+    crc = b"%08x" % part_file.zlib.crc32(zeros)
+    return data[: part_file._CRC.start] + crc + data[part_file._CRC.stop :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda text: text.replace('"version":"1"', '"version":"2"'),
+            "version 2 of the form, and 1",
+        ),
+        (lambda text: text.replace('"U16"', '"U17"'), "malformed header"),
+        (lambda text: text.replace("[3,5]", "[3,6]"), "malformed header"),
+        (lambda text: text.replace("[0,30]", "[0,31]"), "malformed header"),
+        (lambda text: re.sub(r"\[30,126\]", "[30,-26]", text), "malformed header"),
+        (lambda text: text[:-2] + "  ", "malformed header"),
+    ],
+)
+def test_a_right_checksum_of_a_wrong_header(file, change, message):
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].decode()
+    changed = change(text.rstrip()).encode()
+    assert changed != text.rstrip().encode()
+    file.write_bytes(
+        with_checksum(len(changed).to_bytes(8, "little") + changed + data[8 + length :])
+    )
+    with pytest.raises(Damaged, match=message):
+        read_part(file)
+
+
+def test_other_files_are_not_parts(tmp_path):
+    for number, data in enumerate((b"", b"PK\3\4" * 20, json.dumps({"a": 1}).encode() * 9)):
+        file = tmp_path / str(number)
+        file.write_bytes(data)
+        with pytest.raises(Damaged, match="is not a part of a cache"):
+            read_part(file)
+    with pytest.raises(IsADirectoryError):
+        read_part(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_part(tmp_path / "none")
+
+
+def test_arrays_must_be_those_of_the_model(file):
+    part = read_part(file)
+    shapes = {name: Shape(array.dtype.name, array.shape) for name, array in ARRAYS.items()}
+    check_shapes(file, part, shapes)
+    for wrong in (
+        shapes | {"more": Shape("uint32", (1,))},
+        {name: shape for name, shape in shapes.items() if name != "tokens"},
+        shapes | {"tokens": Shape("int32", (4,))},
+        shapes | {"tokens": Shape("uint32", (3,))},
+    ):
+        with pytest.raises(Damaged, match="has other arrays than the model"):
+            check_shapes(file, part, wrong)
+
+
+def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
+    before = file.read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(part_file.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_part(file, MARKS, {"pages.0": np.zeros(9, np.uint32)})
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
