@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +47,7 @@ def content(disk: Disk, tokens: np.ndarray, position: int) -> dict:
     for name, array in found.items():
         first = position - len(array) if name.startswith("window") else 0
         for index in range(len(array)) if name.startswith(("pages", "scales", "window")) else ():
-            seed = hash((name, tokens[: first + index + 1].tobytes())) % (1 << 32)
-            array[index] = seed
+            array[index] = zlib.crc32(name.encode() + tokens[: first + index + 1].tobytes())
         if name.startswith(("state", "columns")):
             array.reshape(-1)[:] = int(tokens[:position].sum()) % 60_000
     return found
@@ -268,11 +269,7 @@ while True:
 
 
 def start_writer(folder: Path, seed: int) -> subprocess.Popen:
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONHASHSEED": "0",
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", WRITER, str(folder), str(seed)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None and process.stdout.readline()
@@ -290,15 +287,18 @@ def test_processes_that_are_killed_leave_whole_parts(tmp_path):
                 for process in writers:
                     process.send_signal(signal.SIGSTOP)  # as if killed, for what is on disk
                 for file in list(files_of(tmp_path)):
-                    part = part_file.read_part(file.path)
-                    assert part.marks["name"] == file.path.name
+                    with contextlib.suppress(
+                        FileNotFoundError
+                    ):  # it went before the process had stopped
+                        part = part_file.read_part(file.path)
+                        assert part.marks["name"] == file.path.name
                 assert sum(file.num_bytes for file in files_of(tmp_path)) < 6_000_000
                 for process in writers:
                     process.send_signal(signal.SIGCONT)
         finally:
             for process in writers:
                 process.kill()
-                process.wait()
+                process.communicate()
     disk = open_disk(tmp_path)
     hits = 0
     for seed in range(40):
@@ -306,9 +306,7 @@ def test_processes_that_are_killed_leave_whole_parts(tmp_path):
             found = load(disk, prompt(seed), position)
             if found is not None:
                 hits += 1
-                states = [name for name in found if name.startswith(("state", "columns"))]
-                wanted = content(disk, prompt(seed), position)
-                assert same({n: found[n] for n in states}, {n: wanted[n] for n in states})
+                assert same(found, content(disk, prompt(seed), position))
                 break
     assert hits > 3
     disk.close()
