@@ -397,6 +397,8 @@ class Engine:
 
     def _write_rest(self) -> None:
         """Takes turns until nothing waits to be written. Requests that still run are given up."""
+        if self._books_open:
+            return  # a turn failed, and what is in memory is lost
         for request_id in list(self._live):
             self.abort(request_id)
         while self._pending or self._next or self.scheduler.has_work:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from hybrid_jax.tiers.chain import RUN_TOKENS, Chain, run_begin, runs_to
 from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder
 from hybrid_jax.tiers.parcel import FramePlace, Frames
 from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes
+from hybrid_jax.tiers.workers import Workers
 
 LOG = logging.getLogger("hybrid_jax.disk")
 READERS = 2
@@ -119,12 +119,12 @@ class Disk:
         self.folder, self.geometry = folder, geometry
         self.counters = DiskCounters()
         self.writing = folder.limit is not None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax writer")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hybrid_jax reader")
+        self._writer = Workers("hybrid_jax writer")
+        self._readers = Workers("hybrid_jax reader", READERS)
         self._waiting_bytes = 0
         self._room = threading.Condition()
         self._names_waiting: set[str] = set()
-        self._looking: Future | None = None
+        self._looking = False
 
     def chain(self, tokens: np.ndarray) -> Chain:
         """Names of the prefixes of a prompt."""
@@ -164,8 +164,16 @@ class Disk:
 
     def _look_again(self) -> None:
         """Has the folder scanned beside, once in a while."""
-        if self._looking is None or self._looking.done():
-            self._looking = self._submit(self._writer, self.folder.look_again)
+        if not self._looking:
+            self._looking = True
+            self._writer.do(self._look)
+
+    def _look(self) -> None:
+        try:
+            self.folder.look_again()
+        except OSError as error:
+            LOG.warning("%s could not be looked at: %s", self.folder.path, error)
+        self._looking = False
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -213,7 +221,7 @@ class Disk:
                     self._names_waiting -= save.names
                     self._room.notify_all()
 
-        self._submit(self._writer, job)
+        self._writer.do(job)
 
     def _write(self, save: Save, copies: Sequence[Any]) -> None:
         geometry, chain, position = self.geometry, save.chain, save.position
@@ -257,7 +265,7 @@ class Disk:
             finally:
                 found.finish()
 
-        self._submit(self._readers, job)
+        self._readers.do(job)
         return found
 
     def _read(self, found: Read, chain: Chain) -> None:
@@ -288,16 +296,10 @@ class Disk:
 
     # --- around it ------------------------------------------------------------------------------
 
-    def _submit(self, threads: ThreadPoolExecutor, job: Callable[[], object]) -> Future | None:
-        try:
-            return threads.submit(job)
-        except RuntimeError:  # the program is ending
-            return None
-
     def close(self) -> None:
         """Writes what waits, and ends the threads."""
-        self._writer.shutdown()
-        self._readers.shutdown()
+        self._writer.close()
+        self._readers.close()
 
     def flush(self) -> None:
         """Waits until all that was handed over is written."""

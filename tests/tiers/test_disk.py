@@ -258,7 +258,7 @@ import sys, random
 from pathlib import Path
 from tests.tiers.test_disk import open_disk, prompt, save
 chosen = random.Random(int(sys.argv[2]))
-disk = open_disk(Path(sys.argv[1]), limit=2_000_000)
+disk = open_disk(Path(sys.argv[1]), limit=1_000_000)
 print("ready", flush=True)
 while True:
     tokens = prompt(chosen.randrange(40))
@@ -292,7 +292,7 @@ def test_processes_that_are_killed_leave_whole_parts(tmp_path):
                     ):  # it went before the process had stopped
                         part = part_file.read_part(file.path)
                         assert part.marks["name"] == file.path.name
-                assert sum(file.num_bytes for file in files_of(tmp_path)) < 6_000_000
+                assert sum(file.num_bytes for file in files_of(tmp_path)) < 4_000_000
                 for process in writers:
                     process.send_signal(signal.SIGCONT)
         finally:
