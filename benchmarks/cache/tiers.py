@@ -13,8 +13,8 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,14 @@ def saving(frames: np.ndarray) -> Iterator[None]:
         yield
 
 
-def decode_beside_saves(engine: Engine, rounds: int, count: int) -> dict[str, Any]:
-    """Seconds a token of 8 rows, alone and with a checkpoint and a page saved in each plan."""
-    vocab, geometry = engine.config.vocab_size, engine.geometry
-    frames = np.arange(1, 1 + geometry.state_frames + geometry.frames_per_page, dtype=np.int32)
+def decode_beside(
+    engine: Engine,
+    saves: Callable[[], AbstractContextManager[None]],
+    rounds: int,
+    count: int,
+) -> dict[str, Any]:
+    """Seconds a token of 8 rows, alone and while each plan saves something."""
+    vocab = engine.config.vocab_size
 
     def decode(prompts: list[list[int]]) -> float:
         asked = [request(f"d{next(NUMBERS)}", prompt, count) for prompt in prompts]
@@ -102,7 +106,7 @@ def decode_beside_saves(engine: Engine, rounds: int, count: int) -> dict[str, An
         return seconds / tokens
 
     def beside(prompts: list[list[int]]) -> float:
-        with saving(frames):
+        with saves():
             return decode(prompts)
 
     rng = np.random.default_rng(0)
@@ -110,11 +114,15 @@ def decode_beside_saves(engine: Engine, rounds: int, count: int) -> dict[str, An
     found = turns(rounds, {"alone": decode, "beside saves": beside}, draw)
     values = {name: quantiles(each) for name, each in found.items()}
     ratio = values["beside saves"]["median"] / values["alone"]["median"]
-    return {"frames_per_plan": len(frames), "seconds_per_token": values, "ratio": ratio}
+    return {"seconds_per_token": values, "ratio": ratio}
 
 
-def never_back(engines: dict[str, Engine], rounds: int, count: int) -> dict[str, Any]:
-    """Seconds of prompts that evict each other and never come back, without the tier and with it."""
+def never_back(engines: dict[str, Engine], rounds: int, count: int, saves: str) -> dict[str, Any]:
+    """Seconds of prompts that evict each other and never come back, without the tier and with it.
+
+    Args:
+        saves: the number in `Engine.stats` that counts what the tier has saved.
+    """
     rng = np.random.default_rng(1)
     vocab = next(iter(engines.values())).config.vocab_size
     draw = lambda: [prompt_of(rng, 256, vocab) for _ in range(count)]  # noqa: E731
@@ -127,7 +135,7 @@ def never_back(engines: dict[str, Engine], rounds: int, count: int) -> dict[str,
     before = {name: engine.stats() for name, engine in engines.items()}
     found = turns(rounds, {name: side(engine) for name, engine in engines.items()}, draw)
     values = {name: quantiles(each) for name, each in found.items()}
-    moved = engines["on"].stats()["host_saves"] - before["on"]["host_saves"]
+    moved = engines["on"].stats()[saves] - before["on"][saves]
     ratio = values["on"]["median"] / values["off"]["median"]
     return {"seconds": values, "ratio": ratio, "saves": moved}
 
@@ -182,7 +190,10 @@ def main() -> None:
     report["checkpoint_frames"] = engine.geometry.state_frames
     report["rates"] = rates(engine, min(512, engine.sizes.num_frames - 1), rounds)
     print(report["rates"]["share_of_copy"], flush=True)
-    report["decode_beside_saves"] = decode_beside_saves(engine, rounds, 64)
+    frames = engine.geometry.state_frames + engine.geometry.frames_per_page
+    report["decode_beside_saves"] = decode_beside(
+        engine, lambda: saving(np.arange(1, 1 + frames, dtype=np.int32)), rounds, 64
+    ) | {"frames_per_plan": frames}
     print("decode beside saves", report["decode_beside_saves"]["ratio"], flush=True)
     report["first_tokens"] = first_tokens(engine, 2 if given.smoke else 5)
     print(report["first_tokens"]["over_cold"], flush=True)
@@ -191,7 +202,7 @@ def main() -> None:
         "off": Engine(config, params, small),
         "on": Engine(config, params, replace(small, host_memory=2 << 30)),
     }
-    report["never_back"] = never_back(engines, rounds, 16)
+    report["never_back"] = never_back(engines, rounds, 16, "host_saves")
     print("never back", report["never_back"]["ratio"], flush=True)
     if given.json is not None:
         write_json(given.json, report)

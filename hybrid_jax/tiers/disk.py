@@ -6,9 +6,10 @@ happens beside it. After an error of the system nothing more is written; the eng
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -89,6 +90,8 @@ class Read:
     num_bytes: int = 0
     failed: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _parts_left: int = 0
 
     @property
     def done(self) -> bool:
@@ -99,9 +102,29 @@ class Read:
         """Waits until it is done; returns whether it is."""
         return self._done.wait(timeout)
 
-    def finish(self) -> None:
-        """It is done."""
-        self._done.set()
+    def begin(self, num_parts: int) -> None:
+        """So many parts are to be read."""
+        self._parts_left = num_parts
+        if not num_parts:
+            self._done.set()
+
+    def add(self, num_bytes: int) -> None:
+        """So many more bytes were read."""
+        with self._lock:
+            self.num_bytes += num_bytes
+
+    def fail(self) -> bool:
+        """It cannot be read; returns whether that is new."""
+        with self._lock:
+            failed, self.failed = self.failed, True
+        return not failed
+
+    def part_is_done(self) -> None:
+        """A part was read, or has failed."""
+        with self._lock:
+            self._parts_left -= 1
+            if not self._parts_left:
+                self._done.set()
 
 
 class Disk:
@@ -249,40 +272,48 @@ class Disk:
         Args:
             places: the frames of pages that are wanted.
         """
-        found = Read(position, Frames.zeros(self.geometry, places))
-
-        def job() -> None:
-            try:
-                self._read(found, chain)
-            except (OSError, Damaged) as error:
-                found.failed = True
-                self.counters.loads_failed += 1
-                LOG.warning("a cached prefix is computed anew: %s", error)
-            except Exception as error:
-                found.failed = True
-                self.counters.loads_failed += 1
-                LOG.warning("a cached prefix is computed anew, for it could not be read: %r", error)
-            finally:
-                found.finish()
-
-        self._readers.do(job)
+        found, geometry = Read(position, Frames.zeros(self.geometry, places)), self.geometry
+        wanted = {page for page, _ in places}
+        parts = [
+            functools.partial(self._read_run, found, chain, end)
+            for end in (runs_to(position) if self._has_runs else [])
+            if not wanted.isdisjoint(_pages_of(end, geometry.page_tokens))
+        ]
+        if parcel.needs_checkpoint(geometry):
+            parts.append(functools.partial(self._read_end, found, chain))
+        found.begin(len(parts))
+        for part in parts:
+            self._readers.do(functools.partial(self._watched, found, part))
         return found
 
-    def _read(self, found: Read, chain: Chain) -> None:
-        geometry, position, frames = self.geometry, found.position, found.frames
-        wanted = {page for page, _ in frames.pages}
-        for end in runs_to(position) if self._has_runs else []:
-            if wanted.isdisjoint(_pages_of(end, geometry.page_tokens)):
-                continue
-            begin = run_begin(end)
-            shapes = parcel.page_shapes(geometry, begin, end)
-            part = self._part(found, _pages(chain, end), _page_marks(end), shapes)
-            parcel.write_pages(geometry, begin, end, part.arrays, parcel.writable(geometry, frames))
-        name = _checkpoint(chain, position)
-        if parcel.needs_checkpoint(geometry):
-            shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
-            part = self._part(found, name, _checkpoint_marks(position), shapes)
-            parcel.write_end(geometry, position, part.arrays, frames)
+    def _watched(self, found: Read, part: Callable[[], None]) -> None:
+        """Reads a part of a prefix; whatever goes wrong, the prefix is a miss."""
+        try:
+            if not found.failed:
+                part()
+        except Exception as error:
+            if found.fail():
+                self.counters.loads_failed += 1
+                expected = isinstance(error, OSError | Damaged)
+                LOG.warning(
+                    "a cached prefix is computed anew: %s", error if expected else repr(error)
+                )
+        finally:
+            found.part_is_done()
+
+    def _read_run(self, found: Read, chain: Chain, end: int) -> None:
+        geometry, begin = self.geometry, run_begin(end)
+        shapes = parcel.page_shapes(geometry, begin, end)
+        part = self._part(found, _pages(chain, end), _page_marks(end), shapes)
+        frame_of = parcel.writable(geometry, found.frames)
+        parcel.write_pages(geometry, begin, end, part.arrays, frame_of)
+
+    def _read_end(self, found: Read, chain: Chain) -> None:
+        geometry, position = self.geometry, found.position
+        shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
+        name, marks = _checkpoint(chain, position), _checkpoint_marks(position)
+        part = self._part(found, name, marks, shapes)
+        parcel.write_end(geometry, position, part.arrays, found.frames)
 
     def _part(self, found: Read, name: str, marks: dict[str, str], shapes: dict) -> Part:
         part = self.folder.read(name, marks)
@@ -291,7 +322,7 @@ class Disk:
         except Damaged:
             self.folder.remove(name)
             raise
-        found.num_bytes += sum(array.nbytes for array in part.arrays.values())
+        found.add(sum(array.nbytes for array in part.arrays.values()))
         return part
 
     # --- around it ------------------------------------------------------------------------------

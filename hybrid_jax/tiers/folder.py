@@ -18,9 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from hybrid_jax.byte_sizes import at_least
+from hybrid_jax.tiers.parcel import Pieces
 from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, read_part, write_part
 
 ABOUT = "hybrid_jax_cache.json"
@@ -124,7 +123,7 @@ class Folder:
 
     # --- reading and writing --------------------------------------------------------------------
 
-    def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> int:
+    def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
         """Writes a part, for which others go if the folder is full; returns its bytes, 0 if it is there already.
 
         Raises:
@@ -132,7 +131,7 @@ class Folder:
         """
         if self.limit is None or name in self._sizes:
             return 0
-        self.make_room(sum(array.nbytes for array in arrays.values()))
+        self.make_room(sum(array.num_bytes for array in arrays.values()))
         written = write_part(self._own / name, {"root": self.root, "name": name, **marks}, arrays)
         with self._lock:
             self._sizes[name] = written

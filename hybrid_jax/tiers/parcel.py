@@ -14,6 +14,7 @@ All of it is little endian.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ import numpy as np
 
 from hybrid_jax.geometry import Geometry, KVPlace, PageGroup, StatePlace
 
-Arrays = dict[str, np.ndarray]
 # Where a frame of a page is: the page's number in the sequence, and the frame's index in the page.
 FramePlace = tuple[int, int]
 # uint32[frame_words] of the frame there.
@@ -33,6 +33,25 @@ class Shape(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+
+class Pieces(NamedTuple):
+    """An array that is not in one piece: views of frames, whose bytes one after the other are its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: list[np.ndarray]
+
+    def joined(self) -> np.ndarray:
+        """The array."""
+        flat: list[np.ndarray] = [part.reshape(-1).view(np.uint8) for part in self.parts]
+        data = np.concatenate(flat) if flat else np.zeros(0, np.uint8)
+        return data.view(self.dtype).reshape(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes."""
+        return sum(part.nbytes for part in self.parts)
 
 
 class Frames(NamedTuple):
@@ -160,7 +179,7 @@ def _first_seen(group: PageGroup, position: int) -> int:
     return max(position - group.window + 1, 0)
 
 
-def read_pages(geometry: Geometry, begin: int, end: int, frame_of: FrameOf) -> Arrays:
+def read_pages(geometry: Geometry, begin: int, end: int, frame_of: FrameOf) -> dict[str, Pieces]:
     """What the pages hold of tokens [begin, end), of layers without a window."""
     return {
         field.name: _read_tokens(geometry, field, begin, end, frame_of)
@@ -168,7 +187,7 @@ def read_pages(geometry: Geometry, begin: int, end: int, frame_of: FrameOf) -> A
     }
 
 
-def read_windows(geometry: Geometry, position: int, frame_of: FrameOf) -> Arrays:
+def read_windows(geometry: Geometry, position: int, frame_of: FrameOf) -> dict[str, Pieces]:
     """What the pages hold that windows see from `position` on."""
     return {
         field.name: _read_tokens(
@@ -197,11 +216,9 @@ def write_windows(
 
 def _read_tokens(
     geometry: Geometry, field: _PageField, begin: int, end: int, frame_of: FrameOf
-) -> np.ndarray:
-    found: np.ndarray = np.empty((end - begin, field.words), np.uint32)
-    for first, last, part in _spans(geometry, field, begin, end, frame_of):
-        found[first - begin : last - begin] = part
-    return found
+) -> Pieces:
+    parts = [part for *_, part in _spans(geometry, field, begin, end, frame_of)]
+    return Pieces("uint32", (end - begin, field.words), parts)
 
 
 def _write_tokens(
@@ -240,12 +257,12 @@ def prefix_shapes(geometry: Geometry, position: int) -> dict[str, Shape]:
     return pages | window_shapes(geometry, position) | state_shapes(geometry)
 
 
-def read_prefix(geometry: Geometry, position: int, frames: Frames) -> Arrays:
+def read_prefix(geometry: Geometry, position: int, frames: Frames) -> dict[str, Pieces]:
     """What resuming at `position` takes, from its frames."""
     return read_pages(geometry, 0, position, frames.at) | read_end(geometry, position, frames)
 
 
-def read_end(geometry: Geometry, position: int, frames: Frames) -> Arrays:
+def read_end(geometry: Geometry, position: int, frames: Frames) -> dict[str, Pieces]:
     """The same without the pages of layers that have no window."""
     found = read_windows(geometry, position, frames.at)
     return found if frames.checkpoint is None else found | read_states(geometry, frames.checkpoint)
@@ -289,13 +306,16 @@ def state_shapes(geometry: Geometry) -> dict[str, Shape]:
     return found
 
 
-def read_states(geometry: Geometry, frames: np.ndarray) -> Arrays:
+def read_states(geometry: Geometry, frames: np.ndarray) -> dict[str, Pieces]:
     """The arrays of a checkpoint, from its frames uint32[state_frames, frame_words]."""
     found = {}
     for name, (dtype, shape), words in _state_words(geometry, frames):
-        count = int(np.prod(shape))
-        flat = np.concatenate([part.reshape(-1) for part in words]).view(dtype)
-        found[name] = flat[:count].reshape(shape)
+        rest, parts = math.prod(shape) * np.dtype(dtype).itemsize, []
+        for part in words:
+            own: np.ndarray = part.view(np.uint8)[:rest]
+            parts.append(own)
+            rest -= own.size
+        found[name] = Pieces(dtype, shape, parts)
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.tiers.parcel import Shape
+from hybrid_jax.tiers.parcel import Pieces, Shape
 
 VERSION = 1
 _BEGIN = b'{"__metadata__":{"crc32":"'
@@ -42,7 +42,7 @@ class Part:
     arrays: dict[str, np.ndarray]
 
 
-def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> int:
+def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
     """Writes a part beside its place and renames it, so that nobody sees half of it; returns its bytes.
 
     Raises:
@@ -53,9 +53,9 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, np.nda
     }
     begin = 0
     for name, array in arrays.items():
-        end = begin + array.nbytes
+        end = begin + array.num_bytes
         table[name] = {
-            "dtype": _NAMES[array.dtype.name],
+            "dtype": _NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [begin, end],
         }
@@ -63,17 +63,17 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, np.nda
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = bytearray(len(text).to_bytes(8, "little") + text)
-    data = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    data = [part.data for array in arrays.values() for part in array.parts]
     crc = zlib.crc32(head)
-    for array in data:
-        crc = zlib.crc32(array, crc)
+    for part in data:
+        crc = zlib.crc32(part, crc)
     head[_CRC] = b"%08x" % crc
     beside = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         with beside.open("wb") as opened:
             opened.write(head)
-            for array in data:
-                opened.write(array)
+            for part in data:
+                opened.write(part)
         os.replace(beside, file)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -14,7 +14,9 @@ TOKENS = "tokens"
 KIND = "prefix"
 
 
-def write_prefix(file: Path, root: str, tokens: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+def write_prefix(
+    file: Path, root: str, tokens: np.ndarray, arrays: dict[str, parcel.Pieces]
+) -> None:
     """Writes a prefix.
 
     Args:
@@ -24,7 +26,8 @@ def write_prefix(file: Path, root: str, tokens: np.ndarray, arrays: dict[str, np
         OSError: of the system.
     """
     marks = {"kind": KIND, "root": root, "position": str(len(tokens))}
-    write_part(file, marks, {TOKENS: np.asarray(tokens, np.int32), **arrays})
+    own = parcel.Pieces("int32", (len(tokens),), [np.asarray(tokens, np.int32)])
+    write_part(file, marks, {TOKENS: own, **arrays})
 
 
 def read_prefix(file: Path, root: str, geometry: Geometry) -> Part:

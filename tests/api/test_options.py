@@ -118,8 +118,7 @@ def test_the_dtypes_of_an_llm_include_auto(fake_model):
 
 
 def test_what_a_cache_config_will_hold_later_is_named():
-    message = "CacheConfig: cache_dir: a cache on disk is not built yet; leave it out"
-    with pytest.raises(NotImplementedError, match=message):
+    with pytest.raises(TypeError, match=r"cache_dir: LLM\(cache_dir=...\) takes it; leave it out"):
         CacheConfig(cache_dir="x")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"host_memory: LLM\(host_memory=...\) takes it; leave"):
         CacheConfig(host_memory="2GiB")  # type: ignore[call-arg]
@@ -166,7 +165,12 @@ def test_numbers_of_numpy_become_pythons_own():
             ValueError,
             "LLM: host_memory must be 0 with cache='off', for it holds what the cache evicts, got 1073741824",
         ),
-        ({"cache_dir": "x"}, NotImplementedError, "cache_dir='x'"),
+        ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
+        (
+            {"disk_memory": "1GiB"},
+            ValueError,
+            "LLM: disk_memory must be left out without cache_dir, got 1073741824",
+        ),
         (
             {"cache": "best"},
             ValueError,

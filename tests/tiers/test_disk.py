@@ -26,7 +26,7 @@ from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.folder import Folder, files_of
 from hybrid_jax.tiers.parcel import Frames, read_prefix, write_prefix
 from tests.imports import ROOT
-from tests.tiers.prefixes import geometry_of, random_prefix, same
+from tests.tiers.prefixes import geometry_of, joined, random_prefix, same
 
 KINDS = ("qwen3_next", "mamba2", "windowed", "llama")
 LENGTHS = (32, 256, 320, 608)
@@ -70,7 +70,7 @@ def load(disk: Disk, tokens: np.ndarray, position: int) -> dict | None:
     places = places_in(wanted_frames(disk.geometry, position))
     read = disk.read(disk.chain(tokens), position, places)
     assert read.wait(30)
-    return None if read.failed else read_prefix(disk.geometry, position, read.frames)
+    return None if read.failed else joined(read_prefix(disk.geometry, position, read.frames))
 
 
 def find(disk: Disk, tokens: np.ndarray, above: int = 0) -> int:

@@ -20,9 +20,11 @@ from hybrid_jax.tiers.folder import (
     prune,
 )
 from hybrid_jax.tiers.part_file import Damaged
+from tests.tiers.prefixes import whole
 
 ROOT, OTHER = root_of("a"), root_of("b")
-PART = {"pages.0": np.arange(1000, dtype=np.uint32)}
+NUMBERS = np.arange(1000, dtype=np.uint32)
+PART = whole({"pages.0": NUMBERS})
 SIZE = 5000  # more than a part's file has
 
 
@@ -79,7 +81,7 @@ class TestFiles:
         assert one.write(name_of(1), {"kind": "x"}, PART) == 0
         two = open_folder(tmp_path / "deep" / "cache")
         part = two.read(name_of(1), {"kind": "x"})
-        assert np.array_equal(part.arrays["pages.0"], PART["pages.0"])
+        assert np.array_equal(part.arrays["pages.0"], NUMBERS)
         assert name_of(1) not in open_folder(tmp_path / "deep" / "cache", OTHER)
 
     def test_a_folder_is_scanned_again_when_it_has_changed(self, tmp_path, monkeypatch):

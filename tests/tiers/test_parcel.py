@@ -22,7 +22,7 @@ from hybrid_jax.tiers.parcel import (
     write_prefix,
 )
 from pallas_kernels.paged_attention.layout import PageLayout
-from tests.tiers.prefixes import geometry_of, random_prefix, same
+from tests.tiers.prefixes import geometry_of, joined, random_prefix, same
 from tests.tiny_models import tiny_model
 
 NAMES = ("mamba2", "qwen3_next", "jamba", "windowed", "with_unknown_kind", "with_two_shapes")
@@ -60,7 +60,7 @@ def test_what_is_written_to_frames_is_read_from_them(name, form):
     geometry = geometry_of(name, **FORMS[form])
     for position in (geometry.grain, 64, POSITION):
         arrays, frames = filled(geometry, position)
-        assert same(read_prefix(geometry, position, frames), arrays)
+        assert same(joined(read_prefix(geometry, position, frames)), arrays)
 
 
 @pytest.mark.parametrize("how", GEOMETRIES)
@@ -71,8 +71,8 @@ def test_the_form_is_that_of_other_geometries(name, how):
     assert form_of(one) == form_of(other)
     arrays, frames = filled(one, POSITION)
     taken = frames_for(other, POSITION)
-    write_prefix(other, POSITION, read_prefix(one, POSITION, frames), taken)
-    assert same(read_prefix(other, POSITION, taken), arrays)
+    write_prefix(other, POSITION, joined(read_prefix(one, POSITION, frames)), taken)
+    assert same(joined(read_prefix(other, POSITION, taken)), arrays)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_run_of_tokens_is_read_from_its_pages_alone(how):
     size = geometry.page_tokens
     places = places_of(geometry, POSITION, range(256 // size, -(-POSITION // size)))
     few = Frames({place: frames.pages[place] for place in places}, None)
-    found = read_pages(geometry, 256, POSITION, few.at)
+    found = joined(read_pages(geometry, 256, POSITION, few.at))
     assert same(found, {name: arrays[name][256:] for name in page_shapes(geometry, 0, 1)})
     if size < 256:
         with pytest.raises(KeyError):

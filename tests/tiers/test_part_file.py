@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.parcel import Shape
 from hybrid_jax.tiers.part_file import Damaged, check_shapes, read_part, write_part
+from tests.tiers.prefixes import whole
 
 MARKS = {"kind": "pages", "end": "96"}
 ARRAYS = {
@@ -25,7 +26,7 @@ ARRAYS = {
 
 @pytest.fixture
 def file(tmp_path):
-    write_part(tmp_path / "part.safetensors", MARKS, ARRAYS)
+    write_part(tmp_path / "part.safetensors", MARKS, whole(ARRAYS))
     return tmp_path / "part.safetensors"
 
 
@@ -134,5 +135,5 @@ def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
 
     monkeypatch.setattr(part_file.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_part(file, MARKS, {"pages.0": np.zeros(9, np.uint32)})
+        write_part(file, MARKS, whole({"pages.0": np.zeros(9, np.uint32)}))
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]

@@ -65,7 +65,8 @@ def making(config: ModelConfig, params: Any) -> None:
         speculation=SpeculationConfig(num_tokens=3),
         quantize=None,
         mesh=None,
-        cache_dir=None,
+        cache_dir="cache",
+        disk_memory="20GiB",
     )
     LLM(progress=lambda done, total: print(done / total))
     LLM.from_params(config, params, quiet=True, memory="1GiB", cache="lru", grain=16, seed=3)

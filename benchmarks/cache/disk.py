@@ -1,0 +1,223 @@
+"""The tier on disk: rates, a decode step beside saves, prompts that never come back, first tokens.
+
+    python benchmarks/cache/disk.py [--json benchmarks/results/cache/disk.json] [--folder FOLDER] [--smoke]
+
+A random Nemotron-H of 173 M parameters (`random_models.nemotron_model`). Sides are measured in turns in one process, in
+medians with 10th and 90th percentiles. Files are dropped from the system's cache before each read, as far as it lets
+go of them. Rates are shares of what reading and writing plain files of the same sizes reaches in the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
+from benchmarks.cache.tiers import NUMBERS, OWN, SHARED, decode_beside, never_back, prompt_of
+from benchmarks.common import header, quantiles, request, run, turns, write_json
+from benchmarks.engine.random_models import nemotron_model
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.tiers.open_disk import checksums
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.schedule.arrivals import places_in, wanted_frames
+from hybrid_jax.schedule.plan import Outgoing
+from hybrid_jax.tiers.folder import files_of
+
+
+def forget(files: list[Path]) -> None:
+    """Has the system drop files from its cache."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def rates(engine: Engine, rounds: int) -> dict[str, Any]:
+    """Bytes a second of a prefix that is written and read, and their shares of plain files' of the same sizes."""
+    disk, geometry = engine.disk, engine.geometry
+    rng = np.random.default_rng(0)
+    places = places_in(wanted_frames(geometry, SHARED))
+    words = rng.integers(0, 1 << 32, geometry.frame_words, np.uint32)
+    plain = disk.folder.path / "plain"
+    plain.mkdir()
+
+    def own_files() -> list[Path]:
+        return [file.path for file in files_of(disk.folder.path)]
+
+    def clear() -> None:
+        for file in own_files():
+            file.unlink()
+        disk.folder.scan()
+
+    tokens = np.array(prompt_of(rng, SHARED, engine.config.vocab_size), np.int32)
+    save = disk.wants(disk.chain(tokens), SHARED)
+    copies = [words] * (len(places) + geometry.state_frames)
+    disk.save(save, copies)
+    disk.flush()
+    sizes = [file.stat().st_size for file in own_files()]
+
+    def write(_) -> float:
+        clear()
+        start = time.perf_counter()
+        disk.save(save, copies)
+        disk.flush()
+        return sum(sizes) / (time.perf_counter() - start)
+
+    def read(_) -> float:
+        forget(own_files())
+        start = time.perf_counter()
+        found = disk.read(disk.chain(tokens), SHARED, places)
+        assert found.wait(600) and not found.failed
+        return found.num_bytes / (time.perf_counter() - start)
+
+    def plain_write(_) -> float:
+        data, start = words.view(np.uint8), time.perf_counter()
+        for number, size in enumerate(sizes):
+            with (plain / str(number)).open("wb") as file:
+                for begin in range(0, size, data.size):
+                    file.write(data[: min(data.size, size - begin)].data)
+        return sum(sizes) / (time.perf_counter() - start)
+
+    def plain_read(_) -> float:
+        files = sorted(plain.iterdir())
+        forget(files)
+        start = time.perf_counter()
+        total = sum(np.fromfile(file, np.uint8).size for file in files)
+        return total / (time.perf_counter() - start)
+
+    plain_write(None)
+    sides = {"write": write, "plain write": plain_write, "read": read, "plain read": plain_read}
+    found = turns(rounds, sides, lambda: None)
+    values = {name: quantiles(each) for name, each in found.items()}
+    share = {
+        name: values[name]["median"] / values[f"plain {name}"]["median"]
+        for name in ("write", "read")
+    }
+    clear()
+    return {"bytes": sum(sizes), "bytes_per_s": values, "share_of_plain": share}
+
+
+@contextmanager
+def saving(engine: Engine, num_frames: int) -> Iterator[None]:
+    """Each plan hands so many frames to the writer, which packs and writes them."""
+    dispatch, disk = Runner._dispatch, engine.disk
+    rng = np.random.default_rng(next(NUMBERS))
+
+    def with_saves(self, plan):
+        if disk.has_room:
+            tokens = np.array(prompt_of(rng, 64, engine.config.vocab_size), np.int32)
+            save = disk.wants(disk.chain(tokens), 64)
+            frames = np.arange(1, 1 + num_frames, dtype=np.int32)
+            plan.to_disk = [
+                *plan.to_disk,
+                Outgoing(arena=frames, give=lambda copies: disk.save(save, copies)),
+            ]
+        return dispatch(self, plan)
+
+    with mock.patch.object(Runner, "_dispatch", with_saves):
+        yield
+
+
+def first_tokens(engine: Engine, rounds: int) -> dict[str, Any]:
+    """Seconds to the first token behind a shared prefix: cold, from the arena, and from disk into an empty arena."""
+    rng, vocab = np.random.default_rng(2), engine.config.vocab_size
+
+    def ask(prompt: list[int]) -> float:
+        return run(engine, [request(f"f{next(NUMBERS)}", prompt, 1)])
+
+    def write_all() -> None:
+        while engine.has_saves or engine.has_work:
+            engine.step()
+        engine.disk.flush()
+
+    def cold(prompt: list[int]) -> float:
+        engine.reset_prefix_cache()
+        seconds = ask(prompt_of(rng, len(prompt) + OWN, vocab))
+        write_all()
+        return seconds
+
+    def of_arena(prompt: list[int]) -> float:
+        engine.reset_prefix_cache()
+        ask(prompt)
+        write_all()
+        return ask([*prompt, *prompt_of(rng, OWN, vocab)])
+
+    def of_disk(prompt: list[int]) -> float:
+        engine.reset_prefix_cache()
+        ask(prompt)
+        write_all()
+        engine.reset_prefix_cache()
+        forget([file.path for file in files_of(engine.disk.folder.path)])
+        before = engine.stats()["disk_loaded_tokens"]
+        seconds = ask([*prompt, *prompt_of(rng, OWN, vocab)])
+        assert engine.stats()["disk_loaded_tokens"] - before >= SHARED - engine.geometry.grain
+        return seconds
+
+    sides = {"cold": cold, "from the arena": of_arena, "from disk": of_disk}
+    found = turns(rounds, sides, lambda: prompt_of(rng, SHARED + 1, vocab))
+    values = {name: quantiles(each) for name, each in found.items()}
+    over = {name: values[name]["median"] / values["cold"]["median"] for name in values}
+    return {"shared_tokens": SHARED, "seconds": values, "over_cold": over}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--folder", type=Path, help="where the files go; a temporary folder if left out"
+    )
+    parser.add_argument("--smoke", action="store_true", help="few rounds, to see that it works")
+    given = parser.parse_args()
+    rounds = 2 if given.smoke else 9
+    config = nemotron_model()
+    params = random_params(config, 0)
+    report: dict[str, Any] = header() | {"model": "nemotron_173m", "dtype": "float32"}
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        settings = EngineConfig(
+            max_rows=8,
+            max_model_len=SHARED + 256,
+            cache_dir=f"{folder}/large",
+            disk_memory=8 << 30,
+        )
+        start = time.perf_counter()
+        checksums(params)
+        report["checksums_s"] = time.perf_counter() - start
+        engine = Engine(config, params, settings)
+        report["rates"] = rates(engine, rounds)
+        print(report["rates"]["share_of_plain"], flush=True)
+        num_frames = engine.geometry.state_frames + engine.geometry.frames_per_page
+        report["decode_beside_saves"] = decode_beside(
+            engine, lambda: saving(engine, num_frames), rounds, 64
+        ) | {"frames_per_plan": num_frames}
+        print("decode beside saves", report["decode_beside_saves"]["ratio"], flush=True)
+        report["first_tokens"] = first_tokens(engine, 2 if given.smoke else 5)
+        print(report["first_tokens"]["over_cold"], flush=True)
+        engine.close()
+        small = replace(settings, memory=400 << 20, max_model_len=512)
+        engines = {
+            "off": Engine(config, params, replace(small, cache_dir=None, disk_memory=None)),
+            "on": Engine(config, params, replace(small, cache_dir=f"{folder}/small")),
+        }
+        report["never_back"] = never_back(engines, rounds, 16, "disk_saves")
+        print("never back", report["never_back"]["ratio"], flush=True)
+        engines["on"].close()
+    if given.json is not None:
+        write_json(given.json, report)
+
+
+if __name__ == "__main__":
+    main()
