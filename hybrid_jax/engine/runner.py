@@ -280,9 +280,11 @@ class Runner:
         self.state = self.host_frames.load(self.state, transfer)
 
     def copy_out(self, frames: np.ndarray) -> list[jax.Array]:
+        """As `host_frames.copy_out`, of the arena as it is now."""
         return copy_out(self.programs, self.state, frames)
 
     def write_frames(self, come: Incoming) -> None:
+        """Writes what comes from elsewhere into the arena."""
         words = jax.device_put(come.words, self._host) if self._host else come.words
         self.state = copy_in(self.programs, self.state, come.arena, words)
 
