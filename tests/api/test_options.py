@@ -37,7 +37,11 @@ TIB = 2**40
         ),
         ({"max_logprobs": 5}, TypeError, "a request may ask for 20 of them; leave it out"),
         ({"hf_token": "x"}, TypeError, "nothing is downloaded; model is a directory; leave it out"),
-        ({"zzz": 1}, TypeError, "unknown option 'zzz'; it has cache, cache_dir, disk_memory, dtype, exact, grain"),
+        (
+            {"zzz": 1},
+            TypeError,
+            "unknown option 'zzz'; it has cache, cache_dir, disk_memory, dtype, exact, grain",
+        ),
         (
             {"tensor_parallel_size": 2},
             NotImplementedError,
@@ -178,7 +182,11 @@ def test_numbers_of_numpy_become_pythons_own():
         ({"cache": "alpha:-1"}, ValueError, "alpha:X with a number X >= 0, .*got 'alpha:-1'"),
         ({"cache": 3}, ValueError, "LLM: cache must be one of .*got 3"),
         ({"max_num_seqs": 4}, TypeError, "'max_num_seqs'; did you mean max_rows"),
-        ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, cache_dir, disk_memory, dtype, exact"),
+        (
+            {"colour": 4},
+            TypeError,
+            "unknown option 'colour'; it has cache, cache_dir, disk_memory, dtype, exact",
+        ),
         ({"memory": "lots"}, ValueError, "memory: a size must look like 5GB.*'lots'"),
         ({"max_rows": 0}, ValueError, "max_rows must be .*0"),
         ({"dtype": "int4"}, ValueError, "dtype must be .*'int4'"),

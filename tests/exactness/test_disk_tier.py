@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.tiers import chain, disk
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape, start_over
@@ -24,6 +25,13 @@ OTHER = {
     "finer grain": {"grain": 8},
     "other rows": {"max_rows": 3, "steps_per_dispatch": 8},
 }
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    """Prefixes of several runs, although prompts are short."""
+    for module in (chain, disk):
+        monkeypatch.setattr(module, "RUN_TOKENS", 64)
 
 
 def fill(folder: Path, config, params, settings, jobs: list[Job], **room) -> Engine:
