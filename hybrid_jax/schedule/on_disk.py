@@ -194,9 +194,10 @@ class OnDisk:
 
     def wait(self) -> bool:
         """Waits a while for what is read or written; returns whether a prompt may go on."""
-        unread = [read for read in self._reads if not read.done]
-        if unread:
-            return unread[0].wait(A_WHILE_S)
+        for read in self._reads:
+            if not read.told:
+                read.told = read.wait(A_WHILE_S)
+                return read.told
         if self.has_saves:
             self.disk.wait_for_room(A_WHILE_S)
         return False

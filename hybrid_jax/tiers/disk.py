@@ -83,12 +83,14 @@ class Read:
         frames: those that were wanted, filled once it is done.
         num_bytes: that were read.
         failed: it could not be read.
+        told: its reader knows that it is done, and may go on.
     """
 
     position: int
     frames: Frames
     num_bytes: int = 0
     failed: bool = False
+    told: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts_left: int = 0

@@ -116,10 +116,18 @@ class SimulatedDevice:
             for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
                 self.below[other] = self.frames[arena].copy()
             self._count("saves")
+        for out in plan.to_disk:
+            assert out.arena.all(), "a copy of the sink"
+            out.give([self.frames[frame].copy() for frame in out.arena.tolist()])
         for move in plan.loads:
             for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
                 self.frames[arena] = self.below[other].copy()
             self._count("loads")
+        for come in plan.from_disk:
+            assert come.arena.all(), "a copy to the sink"
+            for frame, words in zip(come.arena.tolist(), come.words, strict=True):
+                self.frames[frame] = words.copy()
+            self._count("loads from disk")
         for slot, frames in plan.new_slots:
             assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
             self.table[slot] = tuple(frames.tolist())

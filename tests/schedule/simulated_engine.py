@@ -61,6 +61,7 @@ class Engine:
         geometry=None,
         keep=None,
         host_frames=0,
+        disk=None,
         **options,
     ):
         geometry = geometry or make_geometry()
@@ -74,6 +75,7 @@ class Engine:
             max_slots=max_slots,
             max_model_len=max_model_len,
             host_frames=host_frames,
+            disk=disk,
         )
         device = SimulatedDevice(
             geometry,

@@ -1,0 +1,169 @@
+"""An engine with a tier on disk: what plans copy, on a device that checks every read."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from hybrid_jax.cache.tree.node import ARENA
+from hybrid_jax.schedule.on_disk import Fetched
+from hybrid_jax.schedule.plan import Plan
+from tests.drawing import drawn
+from tests.schedule.simulated_disk import SimulatedDisk
+from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
+from tests.schedule.test_second_tier import FORMS, serve
+
+WINDOWS = {"hybrid": (64, None), "attention": (64, None)}
+
+
+def make(kind="hybrid", *, windows=(), failing=0.0, seed=0, **options):
+    geometry = make_geometry(kind=kind, windows=windows)
+    disk = SimulatedDisk(geometry, Random(seed), failing=failing)
+    return Engine.make(geometry=geometry, disk=disk, **options), disk
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kind", "num_frames", "host_frames", "windowed"),
+    drawn(
+        [
+            (*form, below, windowed)
+            for form in FORMS
+            for below in (0, 40, 600)
+            for windowed in (False, True)
+            if form[0] in WINDOWS or not windowed
+        ]
+    ),
+)
+def test_what_was_written_comes_back_and_changes_no_token(
+    kind, num_frames, host_frames, windowed, seed
+):
+    windows = WINDOWS[kind] if windowed else ()
+    options = dict(num_frames=num_frames, host_frames=host_frames)
+    engine, disk = make(kind, windows=windows, failing=0.1, seed=seed, **options)
+    serve(engine, seed)
+    assert disk.counters.saves > 3
+    assert disk.counters.loads > 3 or host_frames
+    assert engine.scheduler.memory.frames.num_held == 0
+    again, _ = make(kind, windows=windows, **options)
+    again.scheduler.memory.on_disk.disk = engine.scheduler.memory.on_disk.disk
+    serve(again, seed)
+    assert disk.counters.loads > 10
+
+
+def filled(length=100, **options):
+    """An engine whose disk has a prompt that its arena has not, and the prompt."""
+    engine, disk = make(**options)
+    prompt = tokens_of(Random(0), length)
+    engine.add(prompt, max_tokens=1)
+    engine.run()
+    while engine.scheduler.has_work:
+        engine.step()
+    assert disk.entries
+    engine.scheduler.reset_prefix_cache()
+    return engine, disk, prompt
+
+
+def test_what_a_plan_loads_is_not_evicted_before_the_plan_is_made():
+    engine, disk, prompt = filled(num_frames=40)
+    memory, disk.slow = engine.scheduler.memory, 0
+    tree, everything = memory.tree, memory.frames.num_frames - 1
+    engine.add([*prompt, 3], max_tokens=1)
+    [sequence] = engine.scheduler.admission.waiting
+    tokens = sequence.looked_up
+    assert memory.on_disk.fetch(sequence, tree.match(tokens)) is Fetched.LOADED
+    assert tree.match(tokens).hit_len == 96
+    tree.make_room(everything)
+    assert tree.match(tokens).hit_len == 96 and memory.loads
+    plan = Plan()
+    memory.end_plan(plan)
+    assert len(plan.from_disk) == 1 and not memory.loads
+    assert tree.make_room(everything)
+    assert tree.match(tokens).hit_len == 0
+
+
+def test_a_prompt_that_is_being_read_holds_up_no_other():
+    engine, disk, prompt = filled(num_frames=200)
+    disk.slow = 10**6
+    disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: b})()
+    waits, goes_on = engine.add([*prompt, 3], max_tokens=4), engine.add([5] * 50, max_tokens=4)
+    while not goes_on.output.finish_reason:
+        engine.step()
+    assert not waits.output.token_ids and disk.counters.loads == 0
+    engine.run()
+    assert waits.hit.num_tokens == 96 and disk.counters.loads == 1
+    assert waits.hit.look_up.loaded == 96 and waits.hit.look_up.loaded_from == "the disk"
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_what_the_arena_had_when_a_read_began_may_be_gone_when_it_ends(kind):
+    engine, disk, prompt = filled(200, num_frames=200, kind=kind)
+    engine.add(prompt[:140], max_tokens=1)
+    engine.run()
+    disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: 2})()
+    memory = engine.scheduler.memory
+    request = engine.add([*prompt, 3], max_tokens=4)
+    engine.add([5] * 50, max_tokens=1)
+    engine.step()
+    [read] = memory.on_disk._reads
+    assert (0, 0) not in read.frames.pages and (2, 0) in read.frames.pages
+    memory.make_room(memory.frames.num_frames - 1 - memory.holds.num_frames)
+    engine.run()
+    assert disk.counters.loads_without_room == 1 and request.hit.num_tokens == 0
+    engine.check()
+
+
+def test_an_aborted_prompt_leaves_its_read_behind():
+    engine, disk, prompt = filled(num_frames=200)
+    disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: 10**6})()
+    engine.add([*prompt, 3], max_tokens=4, name="gone")
+    engine.add([5] * 50, max_tokens=40)
+    engine.step()
+    assert engine.scheduler.memory.on_disk._reads
+    engine.scheduler.abort("gone")
+    assert not engine.scheduler.memory.on_disk._reads
+    del engine.requests["gone"]
+    engine.run()
+    engine.check()
+
+
+def test_nothing_is_written_of_a_sequence_that_has_drawn_no_token():
+    engine, disk = make(num_frames=200, prefill_tokens=64)
+    prompt = tokens_of(Random(1), 300)
+    engine.add(prompt, max_tokens=1, name="aborted", cache_breakpoints=(64, 128))
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.memory.on_disk._unsettled and not disk.entries
+    engine.scheduler.abort("aborted")
+    while engine.scheduler.has_work:
+        engine.step()
+    assert not disk.entries and not engine.scheduler.memory.on_disk._unsettled
+
+
+def test_what_is_evicted_before_it_was_copied_is_copied_by_that_plan():
+    engine, disk = make(num_frames=40)
+    disk.has_room = False  # the writer is busy
+    prompt = tokens_of(Random(0), 100)
+    engine.add(prompt, max_tokens=1)
+    while engine.step():
+        pass
+    on_disk = engine.scheduler.memory.on_disk
+    assert on_disk.has_saves and not disk.entries
+    disk.has_room = True
+    engine.scheduler.memory.make_room(engine.scheduler.memory.frames.num_frames - 1)
+    assert not on_disk.has_saves
+    engine.add([7], max_tokens=1)
+    engine.run()
+    chain = disk.chain(np.array(prompt, np.int32))
+    assert set(disk.entries) == {chain.name(96)}
+
+
+def test_a_full_writer_drops_what_is_evicted():
+    engine, disk = make(num_frames=40)
+    disk.has_room, disk.wait_for_room = False, lambda timeout: None
+    engine.add(tokens_of(Random(0), 100), max_tokens=1)
+    while engine.step():
+        pass
+    engine.scheduler.memory.make_room(engine.scheduler.memory.frames.num_frames - 1)
+    assert disk.counters.saves_dropped == 1
+    assert engine.scheduler.memory.tree.tiers[ARENA].frames.num_held == 0
