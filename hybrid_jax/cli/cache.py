@@ -113,9 +113,10 @@ def _verify(folder: Path, *, remove: bool) -> dict[str, Any]:
     count, damaged = 0, []
     for file in files_of(folder):
         try:
-            part, count = read_part(file.path), count + 1
+            part = read_part(file.path)
             if part.marks.get("name") != file.path.name:
                 raise Damaged(f"{file.path} holds {part.marks.get('name')}")
+            count += 1
         except FileNotFoundError:  # an engine has removed it
             continue
         except (Damaged, OSError) as error:

@@ -1,0 +1,89 @@
+"""`hybrid-jax cache`: what a folder holds, making it smaller, and finding what is damaged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hybrid_jax.cli import main as cli
+from hybrid_jax.tiers.chain import root_of
+from hybrid_jax.tiers.folder import Folder, files_of
+from hybrid_jax.tiers.parcel import Pieces
+
+PART = {"pages.0": Pieces("uint32", (1000,), [np.arange(1000, dtype=np.uint32)])}
+ROOTS = [root_of("a"), root_of("b")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for root in ROOTS:
+        one = Folder(tmp_path / "cache", root, limit=1 << 20, about={"model": f"model {root[:2]}"})
+        for kind in ("checkpoint-", "pages-"):
+            one.write(f"{kind}{root}.safetensors", {}, PART)
+    return tmp_path / "cache"
+
+
+def said(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["cache", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return ended.value.code or 0, out, err
+
+
+def test_show(folder, capsys):
+    code, out, err = said(capsys, "show", folder)
+    assert (code, err) == (0, "")
+    for root in ROOTS:
+        assert f"{root}  1 checkpoint, " in out and f"model {root[:2]}" in out
+    assert "of 2 models" in out
+    code, out, _ = said(capsys, "show", folder, "--json")
+    found = json.loads(out)
+    assert found["bytes"] == sum(file.num_bytes for file in files_of(folder))
+    assert {of["files"] for of in found["roots"].values()} == {2}
+
+
+def test_prune(folder, capsys):
+    code, out, _ = said(capsys, "prune", folder, "--to", "9KB", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["removed_files"] == 2 and found["bytes"] < 9000
+    code, out, _ = said(capsys, "prune", folder, "--to", "0")
+    assert "2 files" in out and list(files_of(folder)) == []
+    assert said(capsys, "show", folder)[1].split() == ["all", "0", "B", "of", "0", "models"]
+
+
+def test_verify(folder, capsys):
+    assert said(capsys, "verify", folder)[0] == 0
+    file = folder / ROOTS[0] / f"pages-{ROOTS[0]}.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    other = folder / ROOTS[1] / f"pages-{ROOTS[1]}.safetensors"
+    other.rename(other.with_name("pages-renamed.safetensors"))
+    code, out, err = said(capsys, "verify", folder)
+    assert code == 1 and "2 files" in out and f"{file} is damaged" in err and "renamed" in err
+    code, out, _ = said(capsys, "verify", folder, "--remove", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["files"] == 2 and len(found["damaged"]) == 2
+    assert said(capsys, "verify", folder)[0] == 0 and len(list(files_of(folder))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "none"], "cache: none does not exist"),
+        (["prune", "FOLDER"], "prune needs --to"),
+        (["prune", "FOLDER", "--to", "lots"], "--to"),
+        (["show", "FOLDER", "--to", "1GB"], "--to goes with prune only, got 1GB"),
+        (["show", "FOLDER", "--remove"], "--remove goes with verify only"),
+        (["show", "OTHER"], "has other files in it"),
+        (["shrink", "FOLDER"], "shrink"),
+    ],
+)
+def test_mistakes_of_the_caller(folder, tmp_path, capsys, arguments, message):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("x")
+    names = {"FOLDER": str(folder), "OTHER": str(tmp_path / "other")}
+    code, out, err = said(capsys, *(names.get(word, word) for word in arguments))
+    assert code == 2 and message in err and "Traceback" not in err
+    assert len(list(files_of(folder))) == 4
