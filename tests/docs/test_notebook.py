@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 SPECULATION = ROOT / "examples" / "speculation.ipynb"
 PREFIX_CACHE = ROOT / "examples" / "prefix_cache.ipynb"
+ON_DISK = ROOT / "examples" / "cache_on_disk.ipynb"
 EXPERIMENT = ROOT / "examples" / "experiment.ipynb"
 KERNEL = "hybrid-jax-tests"
 # In a process of its own: what the notebook's libraries warn of is not this package's business.
@@ -61,7 +63,7 @@ def printed(outputs: list[dict], name: str = "stdout") -> str:
 
 
 @pytest.mark.parametrize(
-    "path", [NOTEBOOK, SPECULATION, PREFIX_CACHE, EXPERIMENT], ids=lambda path: path.stem
+    "path", [NOTEBOOK, SPECULATION, PREFIX_CACHE, EXPERIMENT, ON_DISK], ids=lambda path: path.stem
 )
 def test_a_notebook_is_stored_without_outputs(path):
     notebook = json.loads(path.read_text())
@@ -98,6 +100,17 @@ def test_the_notebook_on_speculation_shows_what_was_accepted(tmp_path):
     assert len(brings) == 3 and brings["mtp, 5 drafts"] > brings["ngram, 5 drafts"] > 1
     [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
     assert len(figure["image/png"]) > 5000
+
+
+@pytest.mark.slow
+def test_the_notebook_on_a_restart_hits_with_its_first_prompt(tmp_path):
+    outputs = run(ON_DISK, tmp_path)
+    [first] = outputs["restart"]
+    found = ast.literal_eval("".join(first["data"]["text/plain"]))
+    assert found["disk"] > 200 and found["memory"] == found["host"] == 0
+    [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
+    assert len(figure["image/png"]) > 5000
+    assert "of 1 model" in printed(outputs["folder"])
 
 
 def html_of(outputs: list[dict]) -> str:
