@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import adjust, kept, rings
+from hybrid_jax.engine import adjust, kept, narrow, rings
 from hybrid_jax.engine.frames import in_device_memory
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.sampling import Sampled, logprobs
@@ -144,7 +144,10 @@ READ_STATE: dict[str, Callable] = {
     "read_row": read_row,
     "read_adjust": adjust.read_row,
     "save_frames": save_frames,
+    "narrow_checkpoint": narrow.narrow_checkpoint,
+    "widen_checkpoint": narrow.widen_checkpoint,
 }
+OF_MODEL = ("narrow_checkpoint", "widen_checkpoint")  # these take the model, too
 TO_HOST = ("save_frames",)  # their results go into the host's memory
 # By the name of their programs. The first argument is donated.
 CHANGES: dict[str, Callable] = {
@@ -153,6 +156,7 @@ CHANGES: dict[str, Callable] = {
     "write_row": write_row,
     "write_adjust": adjust.write_row,
     "load_frames": load_frames,
+    "write_checkpoint": narrow.write_checkpoint,
     "load_history": kept.load_tokens,
     "load_adjust": adjust.load_row,
     "move_adjust": adjust.move_row,
