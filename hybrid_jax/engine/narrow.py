@@ -46,7 +46,7 @@ def widen_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.Ar
         for size in sizes:
             pieces.append(words[start : start + size])
             start += size
-        parts += _widen_group(*pieces, group, model.geometry.frame_words)
+        parts += _widen_group(pieces, group, model.geometry.frame_words)
     return _in_frames(parts, model.geometry.state_frames, model)
 
 
@@ -55,9 +55,7 @@ def write_checkpoint(state: State, frames: jax.Array, words: jax.Array) -> State
 
     It is a program of its own: in one with the reads, XLA would keep a copy of the arena for those that come late.
     """
-    return state.replace(
-        arena=write_frames(state.arena, frames, words, implementation="xla")
-    )
+    return state.replace(arena=write_frames(state.arena, frames, words, implementation="xla"))
 
 
 def _form(model: Model) -> NarrowForm:
@@ -97,10 +95,10 @@ def _narrow_group(words: jax.Array, group: StateGroup, sizes: NarrowPart) -> Ite
 
 
 def _widen_group(
-    states: jax.Array, scales: jax.Array, columns: jax.Array, group: StateGroup, frame_words: int
+    pieces: list[jax.Array], group: StateGroup, frame_words: int
 ) -> Iterator[jax.Array]:
     """The group's frames of a row's checkpoint as a run of words, out of its part of a narrow one."""
-    layout = group.layout
+    layout, (states, scales, columns) = group.layout, pieces
     if layout.units:
         own = states
         if layout.scales:

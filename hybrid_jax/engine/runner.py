@@ -27,7 +27,7 @@ from hybrid_jax.engine.this_device import device_of, host_memory
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
 from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.bucket import SLOT_WRITES
-from hybrid_jax.schedule.plan import DecodeRow, Plan, Row, Transfer
+from hybrid_jax.schedule.plan import DecodeRow, Plan, Recast, Row, Transfer
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
@@ -141,10 +141,14 @@ class Runner:
 
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
+        for recast in plan.narrowed:
+            self._recast("narrow_checkpoint", recast)
         for transfer in plan.saves:
             self._save_frames(transfer)
         for transfer in plan.loads:
             self._load_frames(transfer)
+        for recast in plan.widened:
+            self._recast("widen_checkpoint", recast)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
@@ -261,6 +265,12 @@ class Runner:
                 small.append(("load_adjust",))
             if begin and "history" in self.specs.drafting:
                 small.append(("load_history",))
+        for name, recasts in (
+            ("narrow_checkpoint", plan.narrowed),
+            ("widen_checkpoint", plan.widened),
+        ):
+            if recasts:
+                small += [(name,), ("write_checkpoint", len(recasts[0].target))]
         small += [("save_frames",)] * bool(plan.saves) + [("load_frames",)] * bool(plan.loads)
         if plan.new_slots:
             small.append(("write_slots",))
@@ -273,6 +283,12 @@ class Runner:
 
     def _load_frames(self, transfer: Transfer) -> None:
         self.state = self.host_frames.load(self.state, transfer)
+
+    def _recast(self, name: str, recast: Recast) -> None:
+        """Writes a checkpoint in another form; the program of that name reads it."""
+        words = self.programs.get(name)(self.state, recast.source)
+        write = self.programs.get("write_checkpoint", len(recast.target))
+        self.state = write(self.state, recast.target, words)
 
     def _write_slots(self, new_slots: list) -> None:
         write = self.programs.get("write_slots")
@@ -398,6 +414,16 @@ class Runner:
             nothing = Transfer(tier=HOST, arena=np.zeros(1, np.int32), other=np.zeros(1, np.int32))
             jobs += [("save_frames", self._save_frames, nothing)]
             jobs += [("load_frames", self._load_frames, nothing)]
+        if self.model.geometry.narrow is not None:
+            forms = (np.zeros(n, np.int32) for n in self.model.geometry.checkpoint_frames)
+            rows, narrow = forms
+            jobs += [
+                (name, self._recast, name, Recast(source=source, target=target))
+                for name, source, target in (
+                    ("narrow_checkpoint", rows, narrow),
+                    ("widen_checkpoint", narrow, rows),
+                )
+            ]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]

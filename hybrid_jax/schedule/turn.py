@@ -56,7 +56,8 @@ class Turn:
     def empty(self) -> bool:
         """Whether the plan has no work for the device."""
         plan = self.plan
-        return not (plan.rows or plan.moves or plan.saves or plan.loads)
+        copies = plan.narrowed or plan.saves or plan.loads or plan.widened
+        return not (plan.rows or plan.moves or copies)
 
     def chunk(self, sequence: Sequence) -> bool:
         """Plans the next chunk of a prompt if the budget has room; returns False if there is not enough memory."""

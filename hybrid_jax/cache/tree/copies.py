@@ -46,7 +46,7 @@ def tier_below(
         policy, number: as in `Tier`.
     """
     frames, lengths = FrameAllocator(num_frames), pools_of(arena)[1].lengths
-    max_slots = min(1 + (num_frames - 1) // max(1, *lengths), MAX_ID + 1)
+    max_slots = min(1 + (num_frames - 1) // max(1, min(lengths)), MAX_ID + 1)
     slots = SlotTable(frames, lengths=lengths, max_slots=max_slots)
     pages = page_holds(frames, arena.pages.page_tokens, arena.pages.windows)
     return Tier(frames, slots, pages, policy, number=number)
@@ -76,26 +76,29 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
         pages[:whole] = tree.pages_to(there[-1], whole * page, into)
         pages[listed == 0] = 0  # what no window reads from there on
     missing = (listed > 0) & (pages == 0)
-    num_frames, num_slots = int(np.count_nonzero(missing)), int(tree.needs_slots)
+    num_frames, num_slots, form = int(np.count_nonzero(missing)), int(tree.needs_slots), 0
+    if num_slots:
+        _, slots_there = pools_of(tree.tiers[source])
+        state = slots_there.frames(node.slots[source])
+        form = slots.lengths.index(len(state))
     undo: list[Callable[[], None]] = []
     try:
         shared = given(pages)
         frames.retain(shared)
         undo.append(lambda: frames.release(shared))
-        room = num_frames + num_slots * max(slots.lengths)
+        room = num_frames + num_slots * slots.lengths[form]
         if not tree.make_room(room, num_slots, tier=into):
             raise OutOfFrames(f"{tier.number}: needs {room} frames")
         old, target = listed[missing], frames.allocate(num_frames)
         undo.append(lambda: frames.release(target))
-        slot = slots.allocate() if num_slots else 0
+        slot = slots.allocate(form) if num_slots else 0
     except (OutOfFrames, OutOfSlots, MemoryError):  # a copy is never needed
         for give_back in undo:
             give_back()
         return None
     pages[missing] = target
     if slot:
-        _, slots_there = pools_of(tree.tiers[source])
-        old = np.append(old, slots_there.frames(node.slots[source]))
+        old = np.append(old, state)
         target = np.append(target, slots.frames(slot))
     old, target = old.astype(np.int32), target.astype(np.int32)
     return Copy(into=into, tokens=tokens, pages=pages, slot=slot, source=old, target=target)

@@ -1,0 +1,109 @@
+"""Checkpoints as int8 in the cache: rows go on from what NumPy makes of them, bit for bit, and from nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import CacheConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.narrow import SMALLEST, quantized
+from hybrid_jax.engine.runner import Runner
+from tests.exactness import narrow_definition
+from tests.exactness.conftest import FLOAT32, load
+from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.jobs import Job, drive, random_prompt
+
+INT8 = CacheConfig(checkpoints="int8")
+NAMES = ("mamba2", "bamba", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
+NAMES += ("with_cut", "with_latent", "with_fixed_decay")
+
+
+def frames_of(engine: Engine, frames: np.ndarray) -> np.ndarray:
+    return np.asarray(engine.runner.state.arena)[frames]
+
+
+@contextlib.contextmanager
+def checked(engine: Engine) -> Iterator[Counter[str]]:
+    """Compares each checkpoint that is narrowed or widened with the definition, in all its bits; counts them."""
+    recast, seen = Runner._recast, Counter()
+    define = {
+        "narrow_checkpoint": narrow_definition.narrow,
+        "widen_checkpoint": narrow_definition.widen,
+    }
+
+    def compared(self, name, pair):
+        expected = define[name](frames_of(engine, pair.source), engine.geometry)
+        recast(self, name, pair)
+        np.testing.assert_array_equal(frames_of(engine, pair.target), expected)
+        seen[name] += 1
+
+    with mock.patch.object(Runner, "_recast", compared):
+        yield seen
+
+
+def one_after_another(vocab: int) -> list[Job]:
+    """Prompts that go on from each other and from a shared beginning, some ten times in a row."""
+    shared = random_prompt(70, 5, vocab)
+    jobs = [Job(prompt=shared + random_prompt(n, n, vocab), max_tokens=9) for n in (40, 9, 26)]
+    text = random_prompt(45, 9, vocab)
+    for turn in range(10):
+        jobs.append(Job(prompt=text, max_tokens=5 + turn))
+        text += random_prompt(13, 40 + turn, vocab)
+    return [*jobs, jobs[0], jobs[1]]
+
+
+def reference(engine: Engine, jobs: list[Job]) -> list[tuple]:
+    """An engine with float32 checkpoints; NumPy rounds each that the cache has got, before anybody goes on from it."""
+    bits, done = [], set()
+    memory, geometry = engine.scheduler.memory, engine.geometry
+    for job in jobs:
+        bits += drive(engine, [job]).bits
+        for slot in memory.tree.arena.slot_nodes.keys() - done:
+            done.add(slot)
+            frames = np.array(memory.slots.frames(slot))
+            new = narrow_definition.rounded(frames_of(engine, frames), geometry)
+            state = engine.runner.state
+            engine.runner.state = state.replace(arena=state.arena.at[frames].set(new))
+    return bits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_go_on_from_what_the_definition_makes_of_a_checkpoint(name):
+    config, params = load(name)
+    jobs = one_after_another(config.vocab_size)
+    with one_shape(64):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=20)
+        with checked(engine) as seen:
+            runs = [drive(engine, [job]) for job in jobs]
+        hits = [run.cached[0] for run in runs]
+        assert sum(map(bool, hits)) >= 11 and seen["widen_checkpoint"] == sum(map(bool, hits))
+        assert engine.stats()["cache_leaf_evictions"] == 0
+        bits = [run.bits[0] for run in runs]
+        other = make_engine(config, params, FLOAT32, room=20)
+        assert bits == reference(other, jobs)
+        engine.close()
+        other.close()
+
+
+def test_codes_are_those_of_the_definition():
+    rng = np.random.default_rng(0)
+    for scale in (1.0, 1e-3, 1e30, 1e-37, 1e-39, 0.0):
+        x = (rng.standard_normal((5, 24, 7)) * scale).astype(np.float32)
+        x[0, :, 2] = 0
+        scales, codes = quantized(jnp.asarray(x))
+        expected = [narrow_definition.quantize(unit) for unit in x]
+        np.testing.assert_array_equal(codes, [code for _, code in expected])
+        np.testing.assert_array_equal(np.asarray(scales)[:, 0], [each for each, _ in expected])
+        widened = np.asarray(codes).astype(np.float32) * np.asarray(scales)
+        again, same = quantized(jnp.asarray(widened))
+        np.testing.assert_array_equal(same, codes)
+        np.testing.assert_array_equal(again, scales)
+        assert np.abs(widened - x).max() <= np.abs(x).max() / 250 + 127 * SMALLEST
