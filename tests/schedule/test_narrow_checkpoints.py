@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from random import Random
-
-import numpy as np
 import pytest
 
-from hybrid_jax.cache.tree.node import ARENA
-from hybrid_jax.schedule.below import HOST
 from tests.drawing import drawn
-from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
+from tests.schedule.simulated_engine import Engine, make_geometry
 from tests.schedule.test_second_tier import serve
 
 
