@@ -40,7 +40,8 @@ def narrow_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.A
 def widen_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.Array:
     """Reads a checkpoint in narrow form from frames int32[N]; uint32[F, W] words of a row's form."""
     words, form = _read(state, frames, model).reshape(-1), _form(model)
-    parts, start = [], 0
+    parts: list[jax.Array] = []
+    start = 0
     for group, sizes in zip(model.geometry.groups, form.parts, strict=True):
         pieces = []
         for size in sizes:

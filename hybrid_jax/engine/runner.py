@@ -415,15 +415,13 @@ class Runner:
             jobs += [("save_frames", self._save_frames, nothing)]
             jobs += [("load_frames", self._load_frames, nothing)]
         if self.model.geometry.narrow is not None:
-            forms = (np.zeros(n, np.int32) for n in self.model.geometry.checkpoint_frames)
-            rows, narrow = forms
-            jobs += [
-                (name, self._recast, name, Recast(source=source, target=target))
-                for name, source, target in (
-                    ("narrow_checkpoint", rows, narrow),
-                    ("widen_checkpoint", narrow, rows),
-                )
-            ]
+            sizes = self.model.geometry.checkpoint_frames
+            forms: list[np.ndarray] = [np.zeros(count, np.int32) for count in sizes]
+            for name, (source, target) in (
+                ("narrow_checkpoint", forms),
+                ("widen_checkpoint", forms[::-1]),
+            ):
+                jobs += [(name, self._recast, name, Recast(source=source, target=target))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]

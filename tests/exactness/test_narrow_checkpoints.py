@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import jax.numpy as jnp
@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import CacheConfig
+from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.narrow import SMALLEST, quantized
 from hybrid_jax.engine.runner import Runner
 from tests.exactness import narrow_definition
 from tests.exactness.conftest import FLOAT32, load
+from tests.exactness.definition import Plain
 from tests.exactness.engines import make_engine, one_shape
-from tests.exactness.jobs import Job, drive, random_prompt
+from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.poison import Poison
+from tests.exactness.test_host_tier import BELOW, ROOM, conversations
 
 INT8 = CacheConfig(checkpoints="int8")
 NAMES = ("mamba2", "bamba", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
@@ -107,3 +111,56 @@ def test_codes_are_those_of_the_definition():
         np.testing.assert_array_equal(same, codes)
         np.testing.assert_array_equal(again, scales)
         assert np.abs(widened - x).max() <= np.abs(x).max() / 250 + 127 * SMALLEST
+
+
+# --- with little memory ---------------------------------------------------------------------------
+
+
+@dataclass
+class Near(Plain):
+    """The definition, for engines that go on from rounded states: other tokens and log-probabilities may be as far off.
+
+    What rows read is checked in all its bits (`checked`); this is for all else that may go wrong, which is far off.
+    """
+
+    @property
+    def gap(self) -> float:
+        return 0.05
+
+    @property
+    def logprob_error(self) -> float:
+        return 0.05
+
+
+def judged(engine: Engine, jobs: list[Job], *, kv_dtype: str | None = None, **options) -> Run:
+    """Runs jobs with poison in free memory, and asks the definition."""
+    with checked(engine) as seen:
+        run = drive(engine, jobs, Poison(engine), **options)
+    moved = run.moved
+    assert moved["widened_checkpoints"] == seen["widen_checkpoint"] > 5
+    assert moved["narrowed_checkpoints"] == seen["narrow_checkpoint"]
+    near = Near(engine.config, engine.runner.params, kv_dtype)
+    assert near.mismatches(run.requests) == []
+    return run
+
+
+TIGHT = {
+    "arena": FLOAT32,
+    "fp8": replace(FLOAT32, kv_cache_dtype="fp8"),
+    "small pages": replace(FLOAT32, page_tokens=16),
+    "one long step": replace(FLOAT32, steps_per_dispatch=8, max_rows=2),
+}
+
+
+@pytest.mark.parametrize("below", [0, BELOW])
+@pytest.mark.parametrize("how", TIGHT)
+def test_with_an_arena_of_two_prompts(how, below):
+    config, params = load("with_cut")
+    jobs, settings = conversations(config.vocab_size), replace(TIGHT[how], cache=INT8)
+    with one_shape(64):
+        engine = make_engine(config, params, settings, room=ROOM, below=below)
+        run = judged(engine, jobs, kv_dtype=FP8 if how == "fp8" else None)
+        assert run.moved["evicted_checkpoint_frames"] > 0
+        if below:
+            assert min(run.moved["host_saves"], run.moved["host_loads"]) > 3
+        engine.close()
