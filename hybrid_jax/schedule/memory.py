@@ -98,7 +98,7 @@ class Memory:
         self.holds = Holds(self.frames, self.slots, self.tree)
         self.narrowing: Narrowing | None = None
         if self.tree is not None and geometry.narrow is not None:
-            self.narrowing = Narrowing(self.frames, self.slots, self.tree, self.holds.counters)
+            self.narrowing = Narrowing(self.frames, self.slots, self.tree, self.holds)
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
 

@@ -18,7 +18,7 @@ from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import ARENA, Node
 from hybrid_jax.cache.tree.radix import RadixTree
-from hybrid_jax.schedule.holds import MemoryCounters
+from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.plan import Plan, Recast
 
 ROWS, NARROW = 0, 1  # forms of checkpoints, in the order of `Geometry.checkpoint_frames`
@@ -29,7 +29,7 @@ class Narrowing:
 
     Args:
         frames, slots, tree: the pools of the arena, and who keeps narrow checkpoints.
-        counters: those of the memory.
+        holds: has the counters.
 
     Attributes:
         held_slots, held_frames: what is held until the next plan is begun.
@@ -37,10 +37,9 @@ class Narrowing:
     """
 
     def __init__(
-        self, frames: FrameAllocator, slots: SlotTable, tree: RadixTree, counters: MemoryCounters
+        self, frames: FrameAllocator, slots: SlotTable, tree: RadixTree, holds: Holds
     ) -> None:
-        self._frames, self._slots, self._tree = frames, slots, tree
-        self.counters = counters
+        self._frames, self._slots, self._tree, self._holds = frames, slots, tree, holds
         self.held_slots: list[int] = []
         self.held_frames: list[np.ndarray] = []
         self.planning = False
@@ -75,7 +74,7 @@ class Narrowing:
         recast = Recast(source=self._listed(slot), target=self._listed(narrow))
         self._slots.retain(slot)
         self.held_slots.append(slot)
-        self.counters.narrowed_checkpoints += 1
+        self._holds.counters.narrowed_checkpoints += 1
         if not self.planning:
             self._due.append(recast)
             return
@@ -87,7 +86,7 @@ class Narrowing:
         """Has a checkpoint narrowed in its own slot, which nobody but the tree holds any more."""
         source, rest = self._listed(slot), self._slots.shrink(slot, NARROW)
         self._due.append(Recast(source=source, target=self._listed(slot)))
-        self.counters.narrowed_checkpoints += 1
+        self._holds.counters.narrowed_checkpoints += 1
         if self.planning:
             self._frames.release(rest)
         else:
@@ -96,7 +95,7 @@ class Narrowing:
     def widen(self, narrow: int, slot: int) -> None:
         """Has the plan that is being made widen a checkpoint into a row's slot; both are held until it is made."""
         self._widened.append(Recast(source=self._listed(narrow), target=self._listed(slot)))
-        self.counters.widened_checkpoints += 1
+        self._holds.counters.widened_checkpoints += 1
 
     def _listed(self, slot: int) -> np.ndarray:
         return np.array(self._slots.frames(slot), np.int32)

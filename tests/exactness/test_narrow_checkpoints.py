@@ -17,12 +17,14 @@ from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.narrow import SMALLEST, quantized
 from hybrid_jax.engine.runner import Runner
+from tests.drawing import left_to_all
 from tests.exactness import narrow_definition
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.definition import Plain
-from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.engines import make_engine, one_shape, short_of_memory
 from tests.exactness.jobs import Job, Run, drive, random_prompt
 from tests.exactness.poison import Poison
+from tests.exactness.speculation_matrix import ENGINES, with_drafter
 from tests.exactness.test_host_tier import BELOW, ROOM, conversations
 
 INT8 = CacheConfig(checkpoints="int8")
@@ -132,13 +134,17 @@ class Near(Plain):
         return 0.05
 
 
-def judged(engine: Engine, jobs: list[Job], *, kv_dtype: str | None = None, **options) -> Run:
+def judged(
+    engine: Engine, jobs: list[Job], *, kv_dtype: str | None = None, widened: int = 6
+) -> Run:
     """Runs jobs with poison in free memory, and asks the definition."""
     with checked(engine) as seen:
-        run = drive(engine, jobs, Poison(engine), **options)
+        run = drive(engine, jobs, Poison(engine))
     moved = run.moved
-    assert moved["widened_checkpoints"] == seen["widen_checkpoint"] > 5
-    assert moved["narrowed_checkpoints"] == seen["narrow_checkpoint"]
+    assert min(moved["widened_checkpoints"], seen["widen_checkpoint"]) >= widened
+    if not moved["restarts"]:
+        assert moved["widened_checkpoints"] == seen["widen_checkpoint"]
+        assert moved["narrowed_checkpoints"] == seen["narrow_checkpoint"]
     near = Near(engine.config, engine.runner.params, kv_dtype)
     assert near.mismatches(run.requests) == []
     return run
@@ -163,4 +169,94 @@ def test_with_an_arena_of_two_prompts(how, below):
         assert run.moved["evicted_checkpoint_frames"] > 0
         if below:
             assert min(run.moved["host_saves"], run.moved["host_loads"]) > 3
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["jamba", "qwen3_next", "with_unknown_kind", "windowed"])
+@left_to_all("windowed", "with_unknown_kind")
+def test_with_other_kinds_of_layers(name):
+    config, params = load(name)
+    with one_shape(64):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=ROOM, below=BELOW)
+        judged(engine, conversations(config.vocab_size))
+        engine.close()
+
+
+def test_preempted_rows_go_on_from_narrow_checkpoints():
+    config, params = load("bamba")
+    prompts = [random_prompt(40, n, config.vocab_size) for n in range(3)]
+    jobs = [Job(prompt=prompt, max_tokens=60) for prompt in prompts]
+    with one_shape(64):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=6)
+        with short_of_memory(engine, at=(60, 75, 90)):
+            run = judged(engine, jobs, widened=2)
+        assert run.moved["preemptions"] > 1
+        engine.close()
+
+
+def test_siblings_share_a_checkpoint_while_the_cache_takes_it():
+    config, params = load("bamba")
+    vocab = config.vocab_size
+    shared, jobs = random_prompt(70, 1, vocab), []
+    for turn in range(5):
+        jobs += [
+            Job(
+                prompt=shared + random_prompt(9 * turn, turn, vocab),
+                max_tokens=8 + 20 * index,
+                temperature=0.7,
+                sample_index=index,
+                group=f"g{turn}",
+                arrive=40 * turn,
+            )
+            for index in range(3)
+        ]
+    with one_shape(64):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=8)
+        run = judged(engine, jobs, widened=4)
+        assert run.moved["forks"] > 5
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["ngram-parallel", "mtp_tree-qwen3_next", "exit-with_cut"])
+@left_to_all("exit-with_cut")
+def test_with_drafts(name):
+    maker = ENGINES[name]
+    config, params = with_drafter(maker)
+    settings = replace(maker.settings, max_rows=3, cache=INT8)
+    with one_shape(64):
+        engine = make_engine(config, params, settings, room=ROOM, below=BELOW)
+        run = judged(engine, conversations(config.vocab_size))
+        assert run.moved["draft_tokens"] > 0
+        engine.close()
+
+
+def test_after_lost_device_memory():
+    """What lies below the arena is still there, narrow as it was."""
+
+    class Lost(RuntimeError):
+        pass
+
+    config, params = load("bamba")
+    step, dispatch, calls = Engine.step, Runner._dispatch, Counter[str]()
+
+    def failing(self, plan):
+        calls["all"] += 1
+        if calls["all"] % 25 == 0:
+            raise Lost
+        return dispatch(self, plan)
+
+    def caught(self):
+        try:
+            return step(self)
+        except Lost:
+            return []
+
+    with (
+        one_shape(64),
+        mock.patch.object(Runner, "_dispatch", failing),
+        mock.patch.object(Engine, "step", caught),
+    ):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=ROOM, below=BELOW)
+        run = judged(engine, conversations(config.vocab_size))
+        assert run.moved["restarts"] > 3 and run.moved["host_loads"] > 3
         engine.close()
