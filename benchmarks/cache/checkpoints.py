@@ -238,7 +238,7 @@ def measure_prefixes(count: int) -> dict[str, Any]:
     rng, found = np.random.default_rng(0), {}
     prefixes = rng.integers(0, 256, (count, PREFIX)).tolist()
     for form in ("float32", "int8"):
-        cache = CacheConfig(policy="lru", checkpoints=form)  # type: ignore[arg-type]
+        cache = CacheConfig(policy="lru", checkpoints=form)
         reader = Reader("bundled", cache, max_model_len=256)
         geometry = reader.engine.geometry
         narrow = make_geometry(reader.engine.config, replace(SETTINGS, cache=INT8))
