@@ -7,7 +7,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.schedule.narrowing import NARROW
 from tests.drawing import drawn
@@ -159,13 +158,30 @@ def test_what_a_damaged_sequence_has_published_leaves_the_cache(lag):
     engine.check()
 
 
-def test_an_entry_that_is_there_is_not_narrowed_again():
-    engine = make(num_frames=100)
+@pytest.mark.parametrize(("lag", "max_tokens"), [(0, 1), (1, 2)])
+def test_an_entry_that_is_there_is_not_narrowed_again(lag, max_tokens):
+    """With one token a sequence ends before the plan that narrows what its prompt has left."""
+    engine = make(num_frames=100, lag=lag)
     prompt = tokens_of(Random(0), 100)
     for _ in range(3):
-        engine.add(prompt, max_tokens=2)
+        engine.add(prompt, max_tokens=max_tokens)
         engine.run()
     assert engine.device.events["widened"] == 2
     assert engine.device.events["narrowed"] == 1
     assert [node.end for node in engine.scheduler.memory.tree.root.walk() if node.slots] == [96]
-    assert ARENA in engine.scheduler.memory.tree.match(np.array(prompt)).node.slots
+
+
+def test_outside_a_plan_nothing_is_evicted_for_a_narrow_checkpoint():
+    """The next plan would save what was evicted after it has narrowed over it."""
+    engine = make(num_frames=60, host_frames=60)
+    memory, prompt = engine.scheduler.memory, tokens_of(Random(0), 64)
+    engine.add(prompt, max_tokens=1)
+    engine.run()
+    slot, pages = memory.slots.allocate(), memory.frames.allocate(2).reshape(1, 2)
+    memory.frames.allocate(memory.frames.num_free)
+    other = np.array(tokens_of(Random(1), 32), np.int32)
+    assert memory._fill(other, pages, slot) is None
+    assert entry(engine, prompt) == 32 and not memory.below.saves
+    memory.begin_plan()
+    assert memory._fill(other, pages, slot) is not None
+    assert entry(engine, prompt) == 0 and len(memory.below.saves) == 1
