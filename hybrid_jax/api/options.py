@@ -84,12 +84,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 # How messages begin that name what callers of `LLM` did not write, and what stands there for them.
-FINDERS = {
-    "CacheConfig: policy": "LLM: cache",
-    "CacheConfig: checkpoints": "LLM: checkpoints",
-    "EngineConfig: ": "LLM: ",
-    "load_model: ": "LLM: ",
-}
+FINDERS = {"CacheConfig: policy": "LLM: cache", "EngineConfig: ": "LLM: ", "load_model: ": "LLM: "}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Narrow checkpoints as NumPy makes them, unit by unit: the definition of `hybrid_jax.engine.narrow`."""
+"""Narrow checkpoints as NumPy makes them, unit by unit: the definition of `hybrid_jax.engine.steps.narrow`."""
 
 from __future__ import annotations
 

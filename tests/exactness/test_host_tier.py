@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 from jax.sharding import SingleDeviceSharding
@@ -14,7 +13,7 @@ from hybrid_jax.engine.engine import Engine
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, SETTINGS, load
 from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.jobs import Job, Run, conversations, drive
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
 
@@ -31,22 +30,6 @@ EXACT = {
     "bfloat16": replace(SETTINGS["exact"], dtype="bfloat16"),
     "fp8": SETTINGS["exact_fp8"],
 }
-
-
-def conversations(vocab: int, rounds: int = 3) -> list[Job]:
-    """Prompts that come back, each longer than before, when the arena has long given their beginnings away."""
-    rng, jobs = Random(1), []
-    prompts = [
-        random_prompt(40, 100 + n // 3, vocab) + random_prompt(30 + 11 * n, n, vocab)
-        for n in range(7)
-    ]
-    for turn in range(rounds):
-        rng.shuffle(prompts)
-        for place, prompt in enumerate(prompts):
-            count = 4 + 7 * (place % 3)
-            jobs.append(Job(prompt=prompt, max_tokens=count, arrive=9 * len(jobs)))
-            prompts[place] = prompt + random_prompt(9, 50 * turn + place, vocab)
-    return jobs
 
 
 def serve(engine: Engine, jobs: list[Job], *, below: bool) -> Run:

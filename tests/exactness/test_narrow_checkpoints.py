@@ -15,19 +15,18 @@ import pytest
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.narrow import SMALLEST, quantized
 from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.steps.narrow import SMALLEST, quantized
 from tests.drawing import left_to_all
 from tests.exactness import narrow_definition
-from tests.exactness.conftest import FLOAT32, load
+from tests.exactness.conftest import FLOAT32, ROOM, load
 from tests.exactness.definition import Plain
 from tests.exactness.engines import make_engine, one_shape, short_of_memory
-from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.jobs import Job, Run, conversations, drive, random_prompt
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-from tests.exactness.test_host_tier import BELOW, ROOM, conversations
 
-INT8 = CacheConfig(checkpoints="int8")
+INT8, BELOW = CacheConfig(checkpoints="int8"), 10.0
 NAMES = ("mamba2", "bamba", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
 NAMES += ("with_cut", "with_latent", "with_fixed_decay")
 

@@ -12,8 +12,7 @@ from hybrid_jax.schedule.narrowing import NARROW
 from tests.drawing import drawn
 from tests.schedule.damaged_devices import DAMAGED, DamagedDevice
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-from tests.schedule.test_second_tier import serve
-from tests.schedule.traffic import random_traffic
+from tests.schedule.traffic import random_traffic, serve
 
 
 def make(*, kind="hybrid", windows=(), **options):

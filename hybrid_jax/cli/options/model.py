@@ -126,11 +126,9 @@ class ModelOptions:
         del given["model"]
         checkpoints = given.pop("checkpoints")
         if checkpoints != "float32":
-            from hybrid_jax.api.options import named_as_llm
             from hybrid_jax.config import CacheConfig
 
-            with named_as_llm():
-                given["cache"] = CacheConfig(policy=given["cache"], checkpoints=checkpoints)
+            given["cache"] = CacheConfig(policy=given["cache"], checkpoints=checkpoints)
         return given
 
     @property

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import adjust, kept, narrow, rings
+from hybrid_jax.engine import adjust, kept, rings
 from hybrid_jax.engine.frames import in_device_memory
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.sampling import Sampled, logprobs
+from hybrid_jax.engine.steps import narrow
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State

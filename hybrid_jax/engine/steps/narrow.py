@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybrid_jax.engine.frames import read_whole, write_whole
 from hybrid_jax.geometry import NarrowForm, NarrowPart, StateGroup
 from hybrid_jax.state import Model, State
-from pallas_kernels.frame_io import read_frames, write_frames
 
 MOST = 127.0  # the largest code
 DROPPED_BITS = 7  # of a scale's 24
@@ -28,7 +28,7 @@ SMALLEST = np.finfo(np.float32).tiny
 
 def narrow_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.Array:
     """Reads a checkpoint in a row's form from frames int32[F]; uint32[N, W] words of its narrow form."""
-    words, form = _read(state, frames, model), _form(model)
+    words, form = read_whole(state, frames, model), _form(model)
     parts = [
         part
         for group, sizes in zip(model.geometry.groups, form.parts, strict=True)
@@ -39,7 +39,7 @@ def narrow_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.A
 
 def widen_checkpoint(state: State, frames: jax.Array, *, model: Model) -> jax.Array:
     """Reads a checkpoint in narrow form from frames int32[N]; uint32[F, W] words of a row's form."""
-    words, form = _read(state, frames, model).reshape(-1), _form(model)
+    words, form = read_whole(state, frames, model).reshape(-1), _form(model)
     parts: list[jax.Array] = []
     start = 0
     for group, sizes in zip(model.geometry.groups, form.parts, strict=True):
@@ -56,17 +56,13 @@ def write_checkpoint(state: State, frames: jax.Array, words: jax.Array) -> State
 
     It is a program of its own: in one with the reads, XLA would keep a copy of the arena for those that come late.
     """
-    return state.replace(arena=write_frames(state.arena, frames, words, implementation="xla"))
+    return write_whole(state, frames, words)
 
 
 def _form(model: Model) -> NarrowForm:
     form = model.geometry.narrow
     assert form is not None, "narrow: checkpoints stay as rows have them"
     return form
-
-
-def _read(state: State, frames: jax.Array, model: Model) -> jax.Array:
-    return read_frames(state.arena, frames, implementation=model.backend.kernels)
 
 
 def _in_frames(parts: list[jax.Array], num_frames: int, model: Model) -> jax.Array:
