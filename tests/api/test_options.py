@@ -166,6 +166,11 @@ def test_numbers_of_numpy_become_pythons_own():
             ValueError,
             "LLM: host_memory must be 0 with cache='off', for it holds what the cache evicts, got 1073741824",
         ),
+        (
+            {"exact": True, "cache": CacheConfig(checkpoints="int8")},
+            ValueError,
+            "LLM: exact must be False with checkpoints='int8', which round what a hit goes on from, got True",
+        ),
         ({"cache_dir": "x"}, NotImplementedError, "cache_dir='x'"),
         (
             {"cache": "best"},
