@@ -81,6 +81,7 @@ def reference(engine: Engine, jobs: list[Job]) -> list[tuple]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@left_to_all("mamba2", "bamba", "windowed", "with_latent", "with_fixed_decay")
 def test_rows_go_on_from_what_the_definition_makes_of_a_checkpoint(name):
     config, params = load(name)
     jobs = one_after_another(config.vocab_size)
@@ -161,6 +162,7 @@ TIGHT = {
 
 @pytest.mark.parametrize("below", [0, BELOW])
 @pytest.mark.parametrize("how", TIGHT)
+@left_to_all("fp8-0", "small pages-10", "one long step-0", "arena-0")
 def test_with_an_arena_of_two_prompts(how, below):
     config, params = load("with_cut")
     jobs, settings = conversations(config.vocab_size), replace(TIGHT[how], cache=INT8)
