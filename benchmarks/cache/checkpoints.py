@@ -40,9 +40,9 @@ from hybrid_jax.weights import load_model
 MODELS = {"bundled": None, "tiny_gated_delta": "tiny_gated_delta", "tiny_cut": "tiny_cut"}
 DEPTHS, JUDGED = (64, 256, 1024), 128  # tokens
 RESUMES, STEP = 10, 96
-TEXTS = 16
+TEXTS = 10
 PREFIXES, PREFIX = 384, 64
-SETTINGS = EngineConfig(max_rows=1, max_model_len=2048, memory=160 << 20)
+SETTINGS = EngineConfig(max_rows=1, max_model_len=2048, memory=48 << 20)
 FLOAT32, INT8 = CacheConfig(), CacheConfig(checkpoints="int8")
 
 Format = Callable[[np.ndarray], np.ndarray]  # float32[units, m, scales] to the same, rounded

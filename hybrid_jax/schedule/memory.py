@@ -546,12 +546,19 @@ class Memory:
             return sequence.held.real_checkpoint
         return self.geometry.align(sequence.real_position)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Puts what a sequence has computed, up to its real checkpoint, into the tree."""
-        length = self._saved(sequence)
-        if self.tree is not None and length:
-            tokens = sequence.first_tokens(length)
-            self._fill(tokens, sequence.held.pages, sequence.held.real_slot)
+    def publish(self, sequence: Sequence, left: list[int] | None = None) -> Node | None:
+        """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there.
+
+        Args:
+            left: for a sequence that lets go of its checkpoint, as in `_leave`; None for one that goes on from it.
+        """
+        length, held = self._saved(sequence), sequence.held
+        if self.tree is None or not length:
+            return None
+        tokens = sequence.first_tokens(length)
+        if left is None:
+            return self._fill(tokens, held.pages, held.real_slot)
+        return self._leave(tokens, held.pages, held.real_slot, left)
 
     def _fill(self, tokens: np.ndarray, pages: np.ndarray, slot: int) -> Node | None:
         """Puts a prefix into the tree with a checkpoint that sequences go on from.
@@ -604,18 +611,15 @@ class Memory:
             for_good: the sequence ends; otherwise it will wait again.
         """
         held, whole = sequence.held, not sequence.in_flight.damaged
-        node, length = None, self._saved(sequence)
         left: list[int] = []
         if for_good and whole and held.kept_slot and self.tree is not None:
             kept = sequence.first_tokens(held.kept_checkpoint)
             self._leave(kept, held.pages, held.kept_slot, left)
-        if whole and length and self.tree is not None:
-            tokens = sequence.first_tokens(length)
-            node = self._leave(tokens, held.pages, held.real_slot, left)
+        node = self.publish(sequence, left) if whole else None
         if not whole and self.tree is not None:
             self.tree.drop_path(sequence.prompt, sequence.request.hit.num_tokens)
         if for_good and self.history is not None:
-            self.history.ended(sequence, node, saved=length if whole else None)
+            self.history.ended(sequence, node, saved=self._saved(sequence) if whole else None)
         self.holds.release_frames(held.pages)
         self.holds.release_frames(_sources(held.copies))
         self.holds.release_slot(held.real_slot)
