@@ -22,7 +22,7 @@ from hybrid_jax.config import (
     source_of,
 )
 from hybrid_jax.config.arrays import ITEM_BYTES
-from hybrid_jax.geometry import Geometry, checkpoint_bytes
+from hybrid_jax.geometry import Geometry, cached_checkpoint_bytes
 from hybrid_jax.kinds.kind import RecurrentKind, Weights, all_weights
 from hybrid_jax.kinds.mlp import experts_of
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, uses, written_columns
@@ -194,7 +194,7 @@ def frame_costs(geometry: Geometry) -> Costs:
         flops_per_token=1.0,
         flops_per_key=0.0,
         kv_bytes=per_token(geometry.frames_per_page - sum(group.num_frames for group in groups)),
-        checkpoint_bytes=checkpoint_bytes(geometry),
+        checkpoint_bytes=cached_checkpoint_bytes(geometry),
         windowed_bytes=tuple(
             (page_tokens * geometry.window_pages(group), per_token(group.num_frames))
             for group in groups

@@ -90,6 +90,31 @@ class StateGroup:
         return self.first_frame + layer * self.frames_per_layer
 
 
+class NarrowPart(NamedTuple):
+    """Words of one group of layers in a narrow checkpoint, in this order.
+
+    Attributes:
+        states: int8 codes of all layers' states, four to a word, or float32 states where there are no scales.
+        scales: of the codes, float32. columns: of all layers, as in `StateGroup`.
+    """
+
+    states: int
+    scales: int
+    columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowForm:
+    """How the cache keeps checkpoints as int8: all parts are one run of words, which fills frame after frame.
+
+    Attributes:
+        num_frames: frames of a checkpoint. parts: of each group.
+    """
+
+    num_frames: int
+    parts: tuple[NarrowPart, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageGroup:
     """The layers with pages that see equally far back. They share the first frames of a page, or the next ones.
@@ -135,6 +160,7 @@ class Geometry:
         states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
         dtype: dtype of ring records and convolution columns. kv_dtype: of KV pages.
+        narrow: the form in which the cache keeps checkpoints; None for that of rows.
     """
 
     frame_words: int
@@ -146,6 +172,7 @@ class Geometry:
     grain: int
     dtype: str
     kv_dtype: str
+    narrow: NarrowForm | None = None
 
     @property
     def frame_bytes(self) -> int:
@@ -154,8 +181,18 @@ class Geometry:
 
     @functools.cached_property
     def state_frames(self) -> int:
-        """Frames of one checkpoint; 0 for a model without recurrent layers."""
+        """Frames of one checkpoint as rows have it; 0 for a model without recurrent layers."""
         return sum(group.num_frames for group in self.groups)
+
+    @property
+    def checkpoint_frames(self) -> tuple[int, ...]:
+        """Frames of a checkpoint in each form: that of rows, and the narrow one if there is one."""
+        return (self.state_frames, *((self.narrow.num_frames,) if self.narrow else ()))
+
+    @property
+    def cached_state_frames(self) -> int:
+        """Frames of one checkpoint in the cache."""
+        return self.checkpoint_frames[-1]
 
     @functools.cached_property
     def frames_per_page(self) -> int:
@@ -201,7 +238,7 @@ class Geometry:
 
     def cached_frames(self, num_tokens: int) -> int:
         """How many frames a cached prefix takes that shares none, with the checkpoint at its end."""
-        pages, frames = self.num_pages(num_tokens), self.state_frames
+        pages, frames = self.num_pages(num_tokens), self.cached_state_frames
         for group in self.page_groups:
             first = self.first_page(group, num_tokens) if self.has_state else 0
             frames += (pages - first) * group.num_frames
@@ -332,6 +369,7 @@ def fit_geometry(
     groups, states = _state_groups(layouts, words, engine.dtype)
     return Geometry(
         frame_words=words,
+        narrow=narrow_form(groups, words) if engine.cache.checkpoints == "int8" else None,
         page_tokens=page_tokens,
         page_groups=page_groups(
             counts,
@@ -365,12 +403,13 @@ def sized_geometry(
     token_words: int,
     state_frames: int,
     grain: int,
+    narrow_frames: int = 0,
 ) -> Geometry:
     """A geometry for a model of which only sizes are known: one layer has all K and V, another the whole state.
 
     Args:
-        token_words: words of one token's K and V over all layers; 0 without attention. state_frames: frames of a
-            checkpoint.
+        token_words: words of one token's K and V over all layers; 0 without attention.
+        state_frames: frames of a checkpoint. narrow_frames: in the cache, if these are fewer; 0 if not.
     """
     layout = StateLayout(
         units=state_frames, unit_words=frame_words, columns=0, channels=0, records=()
@@ -390,6 +429,7 @@ def sized_geometry(
         grain=grain,
         dtype="bfloat16",
         kv_dtype="bfloat16",
+        narrow=NarrowForm(num_frames=narrow_frames, parts=()) if narrow_frames else None,
     )
 
 
@@ -447,6 +487,21 @@ def _state_groups(
         places.append(StatePlace(numbers[layout], seen[layout]))
         seen[layout] += 1
     return tuple(groups), tuple(places)
+
+
+def narrow_form(groups: tuple[StateGroup, ...], words: int) -> NarrowForm | None:
+    """The narrow form of checkpoints in frames of so many words; None if it takes as many frames as that of rows."""
+    parts = []
+    for group in groups:
+        layout, units = group.layout, group.num_layers * group.layout.units
+        assert not layout.scales or layout.unit_words % layout.scales == 0, layout
+        codes = -(-units * layout.unit_words // (4 if layout.scales else 1))
+        parts.append(
+            NarrowPart(codes, units * layout.scales, group.num_layers * group.column_words)
+        )
+    frames = -(-sum(map(sum, parts)) // words)
+    rows = sum(group.num_frames for group in groups)
+    return NarrowForm(num_frames=frames, parts=tuple(parts)) if frames < rows else None
 
 
 def _frame_options(page_words: int, layouts: list[StateLayout]) -> list[int]:
@@ -575,8 +630,13 @@ def kv_bytes_per_token(geometry: Geometry) -> int:
 
 
 def checkpoint_bytes(geometry: Geometry) -> int:
-    """Bytes of one checkpoint, its padding included."""
+    """Bytes of one checkpoint as rows have it, its padding included."""
     return geometry.state_frames * geometry.frame_bytes
+
+
+def cached_checkpoint_bytes(geometry: Geometry) -> int:
+    """Bytes of one checkpoint in the cache, its padding included."""
+    return geometry.cached_state_frames * geometry.frame_bytes
 
 
 def logits_bytes(

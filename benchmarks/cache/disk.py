@@ -65,7 +65,7 @@ def rates(engine: Engine, rounds: int) -> dict[str, Any]:
 
     tokens = np.array(prompt_of(rng, SHARED, engine.config.vocab_size), np.int32)
     save = disk.wants(disk.chain(tokens), SHARED)
-    copies = [words] * (len(places) + geometry.state_frames)
+    copies = [words] * (len(places) + geometry.cached_state_frames)
     disk.save(save, copies)
     disk.flush()
     sizes = [file.stat().st_size for file in own_files()]
@@ -199,7 +199,7 @@ def main() -> None:
         engine = Engine(config, params, settings)
         report["rates"] = rates(engine, rounds)
         print(report["rates"]["share_of_plain"], flush=True)
-        num_frames = engine.geometry.state_frames + engine.geometry.frames_per_page
+        num_frames = engine.geometry.cached_state_frames + engine.geometry.frames_per_page
         report["decode_beside_saves"] = decode_beside(
             engine, lambda: saving(engine, num_frames), rounds, 64
         ) | {"frames_per_plan": num_frames}

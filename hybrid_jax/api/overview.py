@@ -12,7 +12,12 @@ from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConf
 from hybrid_jax.config.backend import interpreted, said_of_others
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
-from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
+from hybrid_jax.geometry import (
+    Geometry,
+    cached_checkpoint_bytes,
+    kv_bytes_per_token,
+    make_geometry,
+)
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -176,11 +181,12 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
     said = f"{engine.cache.policy}; prompts resume at multiples of {geometry.grain} tokens"
     if not geometry.has_state:
         return f"{said}, {format_size(kv_bytes_per_token(geometry))} of KV a token"
-    size = checkpoint_bytes(geometry)
+    size = cached_checkpoint_bytes(geometry)
     said += f" with a checkpoint of {format_size(size)}"
+    said += " as int8" * (geometry.narrow is not None)
     if geometry.has_pages:
         said += f", as much as {counted(round(size / kv_bytes_per_token(geometry)), 'token')} of KV"
-    return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"
+    return f"{said}; {(sizes.num_frames - 1) // geometry.cached_state_frames} of them fit"
 
 
 def fingerprint(digest_of_weights: str, tokenizer: Tokenizer | None) -> str:

@@ -47,6 +47,9 @@ MEANINGS: dict[str, dict[str, str]] = {
         "checkpoints": "checkpoints, cached or not, now",
         "folds_in_place": "folds that overwrote the row's own checkpoint",
         "folds_to_new": "folds into a new checkpoint",
+        "narrowed_checkpoints": "checkpoints that the cache took as int8",
+        "widened_checkpoints": "checkpoints kept as int8 that a request went on from",
+        "narrow_without_room": "checkpoints that the cache would have taken as int8, but for room",
         "memory_shortages": "times a request could not get its memory even if the whole cache were evicted",
     },
     "Prefix cache: what it did": {

@@ -9,6 +9,7 @@ import typer
 from hybrid_jax.cli.exits import JsonOption, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.cli.options.model import (
+    CheckpointsOption,
     KernelsOption,
     KVDtypeOption,
     LengthOption,
@@ -41,6 +42,7 @@ def inspect(
     ] = "auto",
     kv_cache_dtype: KVDtypeOption = "auto",
     kernels: KernelsOption = "auto",
+    checkpoints: CheckpointsOption = "float32",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
     cut: CutOption = None,
@@ -83,6 +85,7 @@ def inspect(
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         kernels=kernels,
+        checkpoints=checkpoints,
         grain=grain,
         page_tokens=page_tokens,
         cut=cut,

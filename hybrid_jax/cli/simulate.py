@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,10 @@ def simulate(
             show_default="none",
         ),
     ] = None,
+    checkpoints: Annotated[
+        str,
+        typer.Option(help="How the cache keeps recurrent states: as the model has them, or int8."),
+    ] = "float32",
     shapes: Annotated[
         str,
         typer.Option(
@@ -108,7 +113,14 @@ def simulate(
         raise ValueError(f"--host-memory goes with --clock arrivals only, got {host_memory}")
     if clock == "order" and max_rows is not None:
         raise ValueError(f"--max-rows goes with --clock arrivals only, got {max_rows}")
+    if checkpoints not in ("float32", "int8"):
+        raise ValueError(f"--checkpoints must be float32 or int8, got {checkpoints!r}")
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
+    narrow = spec.narrow_bytes if checkpoints == "int8" else 0
+    if checkpoints == "int8" and not narrow:
+        raise ValueError(
+            f"--checkpoints int8 needs a model whose recurrent layers are known one by one, got {spec.name}"
+        )
     num_bytes = parse_size(capacity, name="--capacity")
     below = 0 if host_memory is None else parse_size(host_memory, name="--host-memory")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
@@ -117,10 +129,14 @@ def simulate(
         cache_config_of(policy)
     else:
         make_cache(policy, spec.costs, num_bytes, ())
-    asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
+    costs = spec.costs
+    if narrow and clock == "order":
+        costs = replace(costs, checkpoint_bytes=narrow)
+    asked = (read_trace(trace, limit=limit), costs, policy, num_bytes)
     groups = {"kv group": kv_group, "state group": state_group}
     parts = [] if cut is None else [f"cut {cut}"]
     parts += [f"{kind} {size}" for kind, size in groups.items() if size > 1]
+    parts += ["checkpoints int8"] * bool(narrow)
     name = ", ".join([spec.name, *parts])
     told: dict[str, Any] = {"model_spec": name, "bounds": bounds}
     result: InFlightResult | Result
@@ -133,6 +149,7 @@ def simulate(
             grain=grain or 32,
             shapes="coarse" if shapes == "coarse" else "fine",
             host_capacity=below,
+            narrow_bytes=narrow,
             **told,
         )
     else:

@@ -18,6 +18,7 @@ OTHER_NAMES = {
     "structured_outputs.grammar": "grammar",
     "structured_outputs.choice": "choice",
     "sources": "source",
+    "policy": "cache",
 }
 # Tables of names elsewhere, and an option of the commands that they are for.
 PLACES = {"LLM": "memory", "SamplingParams": "temperature"}

@@ -16,6 +16,7 @@ from hybrid_jax.config.speculation import SpeculationConfig
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 SHAPES = ("fine", "coarse")
 KV_CACHE_DTYPES = ("auto", "fp8")
+CHECKPOINTS = ("float32", "int8")
 MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 
@@ -32,6 +33,9 @@ class CacheConfig:
             with a fixed alpha. "adaptive": the entry with the least expected gain, as learned from past requests.
         history_tokens: tokens that stay known after their memory was given away, 4 bytes each, so that a prompt
             that shares a part of them is noticed.
+        checkpoints: how recurrent states are kept in the cache. "float32" keeps them as they are. "int8" keeps a byte
+            for each number, and scales, so that about a quarter of the memory is enough; prompts that hit then
+            differ a little from those that do not.
 
     Example:
         >>> CacheConfig().policy
@@ -40,6 +44,7 @@ class CacheConfig:
 
     policy: str = "adaptive"
     history_tokens: int = 1 << 22
+    checkpoints: Literal["float32", "int8"] = "float32"
 
     def __post_init__(self) -> None:
         known = self.policy in CACHE_POLICIES or fixed_alpha(self.policy) is not None
@@ -47,6 +52,7 @@ class CacheConfig:
         must(self, "policy", known, f"one of {names}, or alpha:X with a number X >= 0")
         integers(self, "history_tokens")
         must(self, "history_tokens", self.history_tokens >= 0, "at least 0")
+        one_of(self, "checkpoints", CHECKPOINTS)
 
 
 def resolve_dtype(dtype: str, stored: str, *, on_cpu: bool) -> Literal["float32", "bfloat16"]:
@@ -153,6 +159,9 @@ class EngineConfig:
             positive(self, "memory")
         must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
         must(self, "host_memory", self.host_memory >= 0, "at least 0")
+        rounds = self.exact and self.cache.checkpoints != CHECKPOINTS[0]
+        what = "False with checkpoints='int8', which round what a hit goes on from"
+        must(self, "exact", not rounds, what)
         kept = not self.host_memory or self.cache.policy != "off"
         must(self, "host_memory", kept, "0 with cache='off', for it holds what the cache evicts")
         if self.cache_dir is None:

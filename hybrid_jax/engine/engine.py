@@ -7,6 +7,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,8 @@ class Engine:
             config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
         )
         costs = model_costs(config, self.geometry)
-        whole = model_costs(config, self.geometry, whole=True)
+        # Steps read checkpoints as rows have them.
+        whole = model_costs(config, replace(self.geometry, narrow=None), whole=True)
         of_steps = step_costs(config, engine_config, whole, on_cpu=self.device.is_host)
         self.scheduler = Scheduler(
             self.geometry,

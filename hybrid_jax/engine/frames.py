@@ -90,6 +90,16 @@ def write_columns(
     return write_frames(arena, own, words, implementation="xla")
 
 
+def read_whole(state: State, frames: jax.Array, model: Model) -> jax.Array:
+    """Words uint32[n, W] of whole frames int32[n]."""
+    return read_frames(state.arena, frames, implementation=model.backend.kernels)
+
+
+def write_whole(state: State, frames: jax.Array, words: jax.Array) -> State:
+    """Writes words uint32[n, W] to whole frames int32[n]."""
+    return state.replace(arena=write_frames(state.arena, frames, words, implementation="xla"))
+
+
 def copy_pages(state: State, sources: jax.Array, targets: jax.Array, model: Model) -> State:
     """Copies frames int32[...] to frames int32[...], for rows that continue inside a shared page."""
     if not model.geometry.has_pages:

@@ -26,7 +26,7 @@ from hybrid_jax.engine.this_device import device_of, host_memory
 from hybrid_jax.engine.tiers.host_frames import HostFrames, copy_in, copy_out
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
 from hybrid_jax.schedule.bucket import SLOT_WRITES
-from hybrid_jax.schedule.plan import DecodeRow, Incoming, Plan, Row, Transfer
+from hybrid_jax.schedule.plan import DecodeRow, Incoming, Plan, Recast, Row, Transfer
 from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
@@ -141,6 +141,8 @@ class Runner:
 
     def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan)
+        for recast in plan.narrowed:
+            self._recast("narrow_checkpoint", recast)
         for transfer in plan.saves:
             self._save_frames(transfer)
         for out in plan.to_disk:
@@ -149,6 +151,8 @@ class Runner:
             self._load_frames(transfer)
         for come in plan.from_disk:
             self.write_frames(come)
+        for recast in plan.widened:
+            self._recast("widen_checkpoint", recast)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
@@ -265,6 +269,12 @@ class Runner:
                 small.append(("load_adjust",))
             if begin and "history" in self.specs.drafting:
                 small.append(("load_history",))
+        for name, recasts in (
+            ("narrow_checkpoint", plan.narrowed),
+            ("widen_checkpoint", plan.widened),
+        ):
+            if recasts:
+                small += [(name,), ("write_checkpoint", len(recasts[0].target))]
         small += [("save_frames",)] * bool(plan.saves or plan.to_disk)
         small += [("load_frames",)] * bool(plan.loads or plan.from_disk)
         if plan.new_slots:
@@ -287,6 +297,12 @@ class Runner:
         """Writes what comes from elsewhere into the arena."""
         words = jax.device_put(come.words, self._host) if self._host else come.words
         self.state = copy_in(self.programs, self.state, come.arena, words)
+
+    def _recast(self, name: str, recast: Recast) -> None:
+        """Writes a checkpoint in another form; the program of that name reads it."""
+        words = self.programs.get(name)(self.state, recast.source)
+        write = self.programs.get("write_checkpoint", len(recast.target))
+        self.state = write(self.state, recast.target, words)
 
     def _write_slots(self, new_slots: list) -> None:
         write = self.programs.get("write_slots")
@@ -413,6 +429,14 @@ class Runner:
             words: np.ndarray = np.zeros(self.model.geometry.frame_words, np.uint32)
             jobs += [("save_frames", self.copy_out, frame)]
             jobs += [("load_frames", self.write_frames, Incoming(arena=frame, words=[words]))]
+        if self.model.geometry.narrow is not None:
+            sizes = self.model.geometry.checkpoint_frames
+            forms: list[np.ndarray] = [np.zeros(count, np.int32) for count in sizes]
+            for name, (source, target) in (
+                ("narrow_checkpoint", forms),
+                ("widen_checkpoint", forms[::-1]),
+            ):
+                jobs += [(name, self._recast, name, Recast(source=source, target=target))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [("write_slots", self._write_slots, [empty_slot])]

@@ -13,6 +13,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig, regrouped
 from hybrid_jax.costs import prefill_flops, share_saved, weight_count
 from hybrid_jax.geometry import (
     Geometry,
+    cached_checkpoint_bytes,
     checkpoint_bytes,
     checkpoint_padding,
     kv_bytes_per_token,
@@ -63,6 +64,7 @@ def model_facts(
             checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
             windows: what rows hold of layers with a sliding window, in words.
+            cached_checkpoint_bytes: of one in the prefix cache, which may keep it as int8.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
             ring_bytes_per_row: outside the arena.
             grain: tokens between resume points.
@@ -148,6 +150,7 @@ def model_facts(
         "page_tokens": geometry.page_tokens,
         "frames_per_page": geometry.frames_per_page,
         "frames_per_checkpoint": geometry.state_frames,
+        "cached_checkpoint_bytes": cached_checkpoint_bytes(geometry),
         "windows": geometry.about_windows,
         "page_padding": page_padding(geometry),
         "checkpoint_padding": checkpoint_padding(geometry),
@@ -220,7 +223,7 @@ def _fit(
             lambda n: geometry.row_frames(n - 1) < sizes.num_frames, sizes.max_model_len
         ),
         "rows": {n: count for n, count in rows.items() if count},
-        "cached_prefixes": frames // geometry.state_frames if geometry.has_state else 0,
+        "cached_prefixes": frames // geometry.cached_state_frames if geometry.has_state else 0,
         "cached_tokens": cached_tokens,
     }
 
@@ -234,9 +237,12 @@ def _cache(found: dict[str, Any]) -> str:
             + " The cache keeps all pages, those behind windows too."
             * bool(found["windows"])
         )
-    cost = f"A checkpoint takes {format_size(found['checkpoint_bytes'])}"
+    size = found["checkpoint_bytes"]
+    cost = f"A checkpoint takes {format_size(size)}"
     if found["checkpoint_tokens"]:
         cost += f", as much as the KV of {found['checkpoint_tokens']:,.0f} tokens"
+    if found["cached_checkpoint_bytes"] < size:
+        cost += f"; as int8 in the cache it takes {format_size(found['cached_checkpoint_bytes'])}"
     return (
         f"A prompt can resume where a checkpoint stands, at multiples of {found['grain']} tokens: at the "
         f"end of prompts and outputs, and where prompts part. {cost}."

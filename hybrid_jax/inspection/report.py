@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
-from hybrid_jax.config import XLA, ModelConfig, resolve_dtype, with_asked_cut
+from hybrid_jax.config import XLA, CacheConfig, ModelConfig, resolve_dtype, with_asked_cut
 from hybrid_jax.config.backend import said_of_others
 from hybrid_jax.config.model_directory import check_small_files, left_out, refuse_adapter
 from hybrid_jax.config.other_names import refuses_other_options
@@ -79,6 +79,7 @@ def inspect_model(
     state_group: int = 1,
     kernels: str = "auto",
     capability: str | None = None,
+    checkpoints: str = "float32",
 ) -> ModelReport:
     """Says whether a model fits, what it costs, and what `LLM()` would use. No weights are read.
 
@@ -93,6 +94,7 @@ def inspect_model(
         kv_group, state_group: how many layers after that cut share keys and values, or a state.
         capability: NVIDIA's compute capability of a GPU that is told by `device_memory`, such as "8.9"; None if it is
             not known.
+        checkpoints: as in `CacheConfig`.
 
     Raises:
         TypeError: an option has another name. The message has the name that was probably meant.
@@ -121,6 +123,7 @@ def inspect_model(
         "page_tokens": page_tokens,
         "kv_cache_dtype": kv_cache_dtype,
         "kernels": kernels,
+        "cache": CacheConfig(checkpoints=checkpoints),  # type: ignore[arg-type]  # it checks that
     }
     given = {name: value for name, value in given.items() if value is not None}
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)

@@ -138,6 +138,9 @@ class StateLayout:
         records: (name, elements, dtype) for each field that it keeps of every token since the checkpoint. The dtype
             None stands for the engine's dtype, kept as bits.
         carries: in place of records it keeps the state itself, after each row's last token.
+        scales: float32 scales of a unit where checkpoints are kept as int8. The unit's elements then lie as
+            [unit_words / scales, scales], and those of a column share one. 0 for a state that loses too much that way:
+            it stays float32 there.
         spec: the mixer's, once it is part of a geometry: layers of another kind or spec are another group, even if they
             cache the same shapes.
     """
@@ -148,6 +151,7 @@ class StateLayout:
     channels: int
     records: tuple[tuple[str, int, str | None], ...]
     carries: bool = False
+    scales: int = 0
     spec: Any = None
 
     @property

@@ -29,6 +29,7 @@ class Mamba1Kind(RecurrentKind):
             channels=spec.conv_size,
             records=(),
             carries=True,
+            scales=1,
         )
 
     def weights(self, spec: Mamba1, width: int) -> Weights:

@@ -48,7 +48,8 @@ def arrive(
         The node where it ends, and what is to be written before anything reads there. None if there is no room, or
         frames are missing; then nothing was taken.
     """
-    copy = room_for(tree, tokens, wanted_frames(geometry, len(tokens)), into=ARENA)
+    form = len(geometry.checkpoint_frames) - 1  # that of the cache
+    copy = room_for(tree, tokens, wanted_frames(geometry, len(tokens)), into=ARENA, form=form)
     if copy is None:
         return None
     places = places_in(copy.missing)

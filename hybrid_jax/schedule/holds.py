@@ -23,6 +23,8 @@ class MemoryCounters:
         evicted_page_frames, evicted_checkpoint_frames: frames that evictions freed.
         peak_live_frames: the most frames that running sequences ever held.
         folds_in_place, folds_to_new: folds into the row's own checkpoint, and into another slot.
+        narrowed_checkpoints, widened_checkpoints: those that the cache took as int8, and those that rows went on from.
+        narrow_without_room: those that the cache had no room for.
     """
 
     memory_shortages: int = 0
@@ -31,6 +33,9 @@ class MemoryCounters:
     peak_live_frames: int = 0
     folds_in_place: int = 0
     folds_to_new: int = 0
+    narrowed_checkpoints: int = 0
+    widened_checkpoints: int = 0
+    narrow_without_room: int = 0
 
 
 class Holds:

@@ -28,6 +28,7 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.below import HOST, Below
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
+from hybrid_jax.schedule.narrowing import NARROW, ROWS, Narrowing
 from hybrid_jax.schedule.on_disk import OnDisk
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
@@ -54,6 +55,7 @@ class Memory:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
         below: what the plan that is being made copies between the arena and the tier below it; None without one.
         on_disk: the same of the tier on disk.
+        narrowing: what plans narrow and widen; None where the cache keeps checkpoints as rows have them.
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class Memory:
         self.geometry = geometry
         costs = frame_costs(geometry) if costs is None else costs
         self.frames = FrameAllocator(num_frames)
-        self.slots = SlotTable(self.frames, lengths=(geometry.state_frames,), max_slots=max_slots)
+        lengths = geometry.checkpoint_frames
+        self.slots = SlotTable(self.frames, lengths=lengths, max_slots=max_slots)
         windows = [(group.window, group.frames) for group in geometry.windowed if group.window]
         self.page_holds = page_holds(self.frames, geometry.page_tokens, windows)
         self.tree: RadixTree | None = None
@@ -102,6 +105,9 @@ class Memory:
             if disk is not None:
                 self.on_disk = OnDisk(self.tree, geometry, disk, most_frames=most)
         self.holds = Holds(self.frames, self.slots, self.tree)
+        self.narrowing: Narrowing | None = None
+        if self.tree is not None and geometry.narrow is not None:
+            self.narrowing = Narrowing(self.frames, self.slots, self.tree, self.holds)
         self._later_frames: list[npt.ArrayLike] = []
         self._later_slots: list[int] = []
 
@@ -120,12 +126,13 @@ class Memory:
         *,
         keep: Node | None = None,
         needed: bool = True,
+        form: int = ROWS,
     ) -> bool:
-        """Evicts until so many frames and slots are free, but nothing that `keep` needs.
+        """Evicts until so many frames and slots of a form are free, but nothing that `keep` needs.
 
         Returns False if the tree cannot give enough, which counts as a shortage if they are `needed`.
         """
-        num_frames = page_frames + num_slots * self.geometry.state_frames
+        num_frames = page_frames + num_slots * self.slots.lengths[form]
         if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
             return True
         before, fits = self.holds.frames_by_kind(), False
@@ -195,19 +202,25 @@ class Memory:
         for group in geometry.windowed:
             end = geometry.first_page(group, hit_len) + (group.max_pages or len(fresh))
             fresh[max(end - kept, 0) :, group.frames] = False
-        own = self._will_checkpoint(sequence, hit_len)
+        widens = self.narrowing is not None and hit_len > 0
+        own = widens or self._will_checkpoint(sequence, hit_len)
         page_frames = int(np.count_nonzero(fresh)) + reserve * geometry.frames_per_page
         if not self._room_for(page_frames, own, match if hit_len else None):
             return None
         # From here to `acquire` nothing is evicted, so the match still holds.
-        (new, held.reserved_slot), slot = self._take(fresh, own), 0
+        (new, own_slot), slot = self._take(fresh, own), 0
         if match is not None:
             pages, slot = self.holds.acquire(match)
             if inside:
                 held.copies = [(as_page(pages[-1]), as_page(new[0]))]
             new = np.concatenate((pages[:kept], new)) if hit_len else new
         held.pages = new
+        if self.narrowing is not None and slot:
+            self.narrowing.widen(slot, own_slot)
+            self._later_slots.append(slot)
+            slot, own_slot = own_slot, 0
         held.slot = held.real_slot = slot
+        held.reserved_slot = own_slot
         held.real_checkpoint = hit_len
         self.arrived(sequence)
         return hit_len
@@ -425,10 +438,15 @@ class Memory:
             self._later_frames.append(_sources(copies))
         return copies
 
+    def begin_plan(self) -> None:
+        """A plan is being made."""
+        if self.narrowing is not None:
+            self.narrowing.begin_plan()
+
     def end_plan(self, plan: Plan) -> None:
         """Releases what was kept for this plan's rows only.
 
-        Tells the plan what it copies between tiers, and which slots the device table lacks.
+        Tells the plan what it copies between tiers and forms, and which slots the device table lacks.
         """
         for frames in self._later_frames:
             self.holds.release_frames(frames)
@@ -439,6 +457,8 @@ class Memory:
             self.below.end_plan(plan)
         if self.on_disk is not None:
             self.on_disk.end_plan(plan)
+        if self.narrowing is not None:
+            self.narrowing.end_plan(plan)
         plan.new_slots = self.slots.take_new()
 
     # --- results --------------------------------------------------------------------------------
@@ -549,20 +569,67 @@ class Memory:
             return sequence.held.real_checkpoint
         return self.geometry.align(sequence.real_position)
 
-    def publish(self, sequence: Sequence) -> Node | None:
-        """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""
-        length = self._saved(sequence)
-        if self.tree is not None and length:
-            return self._fill(sequence, length, sequence.held.real_slot)
-        return None
+    def publish(self, sequence: Sequence, left: list[int] | None = None) -> Node | None:
+        """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there.
 
-    def _fill(self, sequence: Sequence, length: int, slot: int) -> Node:
-        """Puts what a sequence has computed of its first `length` tokens into the tree."""
-        assert self.tree is not None, "memory: there is no tree"
+        Args:
+            left: for a sequence that lets go of its checkpoint, as in `_leave`; None for one that goes on from it.
+        """
+        length, held = self._saved(sequence), sequence.held
+        if self.tree is None or not length:
+            return None
         tokens = sequence.first_tokens(length)
+        self._note(sequence, tokens)
+        if left is None:
+            return self._fill(tokens, held.pages, held.real_slot)
+        return self._leave(tokens, held.pages, held.real_slot, left)
+
+    def _fill(self, tokens: np.ndarray, pages: np.ndarray, slot: int) -> Node | None:
+        """Puts a prefix into the tree with a checkpoint that sequences go on from.
+
+        Returns:
+            The node, or None if there is no room for a narrow checkpoint. Outside a plan no room is made for it: the
+            next plan saves what is evicted after it has narrowed.
+        """
+        tree, narrowing = self.tree, self.narrowing
+        assert tree is not None, "memory: no tree to fill"
+        if narrowing is None:
+            return tree.fill(tokens, pages, slot)
+        if there := narrowing.entry(tokens):
+            return tree.fill(tokens, pages, there)
+        room = tree.arena.has_free(self.slots.lengths[NARROW], 1)
+        if not room and narrowing.planning:
+            room = self.make_room(0, 1, needed=False, form=NARROW)
+        if not room:
+            self.holds.counters.narrow_without_room += 1
+            return None
+        narrow = self.slots.allocate(NARROW)
+        node = tree.fill(tokens, pages, narrow)
+        narrowing.into_new(slot, narrow, node)
+        self.slots.release(narrow)
+        return node
+
+    def _leave(
+        self, tokens: np.ndarray, pages: np.ndarray, slot: int, left: list[int]
+    ) -> Node | None:
+        """Puts a prefix into the tree with a checkpoint that its sequence lets go of.
+
+        Args:
+            left: what the tree took as it is. It is narrowed once nobody else holds it.
+        """
+        tree = self.tree
+        assert tree is not None, "memory: no tree to fill"
+        if self.narrowing is not None and self.slots.holders(slot) > 1:
+            return self._fill(tokens, pages, slot)
+        node = tree.fill(tokens, pages, slot)
+        if self.narrowing is not None and slot in tree.arena.slot_nodes:
+            left.append(slot)
+        return node
+
+    def _note(self, sequence: Sequence, tokens: np.ndarray) -> None:
+        """Has what the tree takes of a sequence written to the disk."""
         if self.on_disk is not None:
             self.on_disk.note(sequence, tokens)
-        return self.tree.fill(tokens, sequence.held.pages, slot)
 
     def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
         """Takes all that a sequence holds. What can be reused goes to the tree, and the rest back to the pools.
@@ -573,9 +640,12 @@ class Memory:
             for_good: the sequence ends; otherwise it will wait again.
         """
         held, whole = sequence.held, not sequence.in_flight.damaged
+        left: list[int] = []
         if for_good and whole and held.kept_slot and self.tree is not None:
-            self._fill(sequence, held.kept_checkpoint, held.kept_slot)
-        node = self.publish(sequence) if whole else None
+            kept = sequence.first_tokens(held.kept_checkpoint)
+            self._note(sequence, kept)
+            self._leave(kept, held.pages, held.kept_slot, left)
+        node = self.publish(sequence, left) if whole else None
         if not whole and self.tree is not None:
             self.tree.drop_path(sequence.prompt, sequence.request.hit.num_tokens)
         if for_good and self.history is not None:
@@ -586,6 +656,9 @@ class Memory:
         if held.slot != held.real_slot:
             self.holds.release_slot(held.slot)
         self.give_back_reserve(sequence)
+        if self.narrowing is not None:
+            for slot in left:
+                self.narrowing.in_place(slot)
         sequence.held = HeldMemory()
 
     def reset_tree(self, sequences: Iterable[Sequence]) -> None:
@@ -651,6 +724,17 @@ class Memory:
         )
         if self.below is not None:
             self.below.check_invariants()
+        agree(
+            "holds",
+            rows_with_narrow_checkpoints=(
+                [slot for slot in slots if self.slots.length(slot) != self.slots.lengths[ROWS]],
+                [],
+            ),
+        )
+        if self.narrowing is not None:
+            self.narrowing.check_invariants()
+            slots.update(self.narrowing.held_slots)
+            frames.update([n for frames in self.narrowing.held_frames for n in frames.tolist()])
         if self.tree is not None:
             self.tree.check_invariants()
             frames.update(self.page_holds.as_dict())

@@ -187,15 +187,30 @@ class Incoming:
     words: list[np.ndarray]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recast:
+    """A checkpoint that a plan reads in one form and writes in another.
+
+    Attributes:
+        source, target: int32[n] and int32[m] frame ids of the arena. A frame may be in both.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+
+
 @dataclass(kw_only=True)
 class Plan:
     """One turn of the engine: prefill, fork and decode dispatches in this order. Each may be empty.
 
     Attributes:
+        narrowed: checkpoints that the cache takes as int8, in this order, before all else. What they are read from may
+            belong to the plan's own rows already.
         saves, to_disk: what is copied out of the arena before anything is written. It may have been evicted while the
             plan was made, so the plan's own rows may have its frames.
         loads, from_disk: what is copied into the arena next. No tier evicts any of it until the plan is made, so no
             save of the same plan reads it, or is written over what it is copied from.
+        widened: checkpoints of the cache that rows go on from. They come after the loads, which may have brought them.
         new_slots: (slot, frames int32[state_frames]) pairs to write to the device table before any row runs.
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
@@ -203,10 +218,12 @@ class Plan:
         window: tokens of a row in one decode step: 1, or 1 + the drafts that a step judges.
     """
 
+    narrowed: list[Recast] = field(default_factory=list)
     saves: list[Transfer] = field(default_factory=list)
     loads: list[Transfer] = field(default_factory=list)
     to_disk: list[Outgoing] = field(default_factory=list)
     from_disk: list[Incoming] = field(default_factory=list)
+    widened: list[Recast] = field(default_factory=list)
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     prefill: list[PrefillRow] = field(default_factory=list)

@@ -235,6 +235,7 @@ class Scheduler:
 
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
+        self.memory.begin_plan()
         turn = self._begin_turn()
         turn.plan.moves = self.seats.close_holes(turn.shapes.decode_rows)
         self.counters.moves += len(turn.plan.moves)

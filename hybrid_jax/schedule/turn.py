@@ -56,8 +56,8 @@ class Turn:
     def empty(self) -> bool:
         """Whether the plan has no work for the device."""
         plan = self.plan
-        copies = plan.saves or plan.loads or plan.to_disk or plan.from_disk
-        return not (plan.rows or plan.moves or copies)
+        copies = [plan.narrowed, plan.saves, plan.to_disk, plan.loads, plan.from_disk, plan.widened]
+        return not (plan.rows or plan.moves or any(copies))
 
     def chunk(self, sequence: Sequence) -> bool:
         """Plans the next chunk of a prompt if the budget has room; returns False if there is not enough memory."""

@@ -12,7 +12,8 @@ from typing import Any
 from hybrid_jax.config import ModelConfig, RecurrentMixer, source_of, with_asked_cut
 from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Costs, ModelPart, part_costs, state_elements, token_costs
-from hybrid_jax.kinds.table import KINDS, kind_of
+from hybrid_jax.kinds.kind import FLOAT32_BYTES
+from hybrid_jax.kinds.table import KINDS, kind_of, recurrent_kind
 from hybrid_jax.models.known import find, known, load_known
 
 FOLDER = Path(__file__).parent / "specs"
@@ -29,6 +30,7 @@ class ModelSpec:
         costs: FLOPs of a prefill, and bytes of a token and a checkpoint.
         blocks: (how many, block) pairs; none where only a paper's own counts are known.
         decode: of tokens that go through all layers, where those of a prompt do not; with the bytes that they read.
+        narrow_bytes: of a checkpoint that is kept as int8; 0 where the blocks are not known.
     """
 
     name: str
@@ -36,6 +38,7 @@ class ModelSpec:
     costs: Costs
     blocks: tuple[tuple[int, ModelPart], ...] = ()
     decode: Costs | None = None
+    narrow_bytes: int = 0
 
 
 def names() -> list[str]:
@@ -83,29 +86,32 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     where = f"model spec {name}"
     _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
     blocks: tuple[tuple[int, ModelPart], ...] = ()
+    narrow = 0
     if "paper" in entry:
         costs = _paper(entry["paper"], where)
     else:
-        costs, blocks = _stack(entry, where)
+        costs, blocks, narrow = _stack(entry, where)
     if not costs.kv_bytes + costs.checkpoint_bytes:
         raise ValueError(f"{where}: needs an attention or a recurrent block to cache, got none")
-    return ModelSpec(name=name, about=entry.get("about", ""), costs=costs, blocks=blocks)
+    about = entry.get("about", "")
+    return ModelSpec(name=name, about=about, costs=costs, blocks=blocks, narrow_bytes=narrow)
 
 
 def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     """A model by its config, with K, V and columns of 2 bytes an element."""
     blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.parts).items())
     kept = [(count, block) for count, block in blocks if source_of(block) != "group"]
-    both = []
+    both, narrow = [], _narrow_bytes(kept)
     for whole in (False, True):
         # Each layer reads, also what its group shares.
         sizes = _costs(blocks if whole else kept, config.width)
         cached = {"kv_bytes": sizes.kv_bytes, "checkpoint_bytes": sizes.checkpoint_bytes}
         both.append(token_costs(config, whole=whole, **cached))
     if config.cut is None:
-        return ModelSpec(name=name, about=about, costs=both[0], blocks=blocks)
+        costs = both[0]
+        return ModelSpec(name=name, about=about, costs=costs, blocks=blocks, narrow_bytes=narrow)
     about = f"{about} With a cut after layer {config.cut}."
-    return ModelSpec(name=name, about=about, costs=both[0], decode=both[1])
+    return ModelSpec(name=name, about=about, costs=both[0], decode=both[1], narrow_bytes=narrow)
 
 
 def _costs(
@@ -123,8 +129,25 @@ def _costs(
     return part_costs(stack, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
 
 
-def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, ModelPart], ...]]:
-    """Costs of a model that lists its blocks, and the blocks."""
+def _narrow_bytes(
+    blocks: Sequence[tuple[int, ModelPart]], column_item: int = 2, state_item: int = 4
+) -> int:
+    """Bytes of a checkpoint kept as int8 (`geometry.NarrowForm`), given those of an element of columns and of a state
+    that stays as it is."""
+    total = 0
+    for count, block in blocks:
+        if isinstance(block, RecurrentMixer):
+            layout = recurrent_kind(block).layout(block)
+            state = layout.state_words * (1 if layout.scales else state_item)
+            scales = FLOAT32_BYTES * layout.units * layout.scales
+            total += count * (state + scales + layout.columns * layout.channels * column_item)
+    return total
+
+
+def _stack(
+    entry: dict[str, Any], where: str
+) -> tuple[Costs, tuple[tuple[int, ModelPart], ...], int]:
+    """Costs of a model that lists its blocks, the blocks, and the bytes of a checkpoint as int8."""
     missing = sorted({"width", "blocks"} - entry.keys())
     if missing:
         raise ValueError(f"{where}: must have the key {missing[0]!r}")
@@ -135,7 +158,8 @@ def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, M
     kv_item = _whole(entry, "kv_item_bytes", where, default=2)
     state_item = _whole(entry, "state_item_bytes", where, default=4)
     width = _whole(entry, "width", where)
-    return _costs(blocks, width, kv_item, state_item), tuple(blocks)
+    narrow = _narrow_bytes(blocks, kv_item, state_item)
+    return _costs(blocks, width, kv_item, state_item), tuple(blocks), narrow
 
 
 SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}

@@ -116,8 +116,10 @@ def split_memory(
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
-    # Each frame of a checkpoint also pays for its entry in the slot table.
-    per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
+    # Each frame of a checkpoint also pays for its part of a line in the slot table.
+    per_frame = geometry.frame_bytes
+    if geometry.has_state:
+        per_frame += -(-4 * geometry.state_frames // geometry.cached_state_frames)
     fixed = ring_bytes + drafting_bytes + step_bytes + adjust_bytes + tables["slots"].num_bytes
     if engine.memory is None:
         length = min(max_model_len, DEFAULT_LENGTH)
@@ -137,7 +139,8 @@ def split_memory(
         )
     max_slots = MIN_SLOTS
     if geometry.has_state:
-        max_slots = min(max(max_slots, 1 + (num_frames - 1) // geometry.state_frames), MAX_SLOTS)
+        most = 1 + (num_frames - 1) // geometry.cached_state_frames
+        max_slots = min(max(max_slots, most), MAX_SLOTS)
     tables = table_specs(geometry, max_slots=max_slots, max_rows=engine.max_rows)
     return MemorySplit(
         num_frames=num_frames,
@@ -174,7 +177,7 @@ def _host_tier(engine: EngineConfig, geometry: Geometry) -> dict[str, int]:
 def _kept_frames(geometry: Geometry, num_tokens: int) -> int:
     """Frames of a row and of what the cache keeps of its tokens: all, or of windows what is read above checkpoints."""
     pages = geometry.num_pages(num_tokens)
-    found = (1 + DEFAULT_CHECKPOINTS) * geometry.state_frames
+    found = geometry.state_frames + DEFAULT_CHECKPOINTS * geometry.cached_state_frames
     for group in geometry.page_groups:
         kept = pages
         if group.max_pages is not None and geometry.has_state:

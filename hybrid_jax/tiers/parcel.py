@@ -9,7 +9,8 @@ What resuming at a position takes is K and V of the tokens before it, and one ch
 - `state.I` float32[units, words of a unit] of the I-th recurrent layer, `columns.I` uint16 or uint32[columns,
   channels], the bits of its convolution's last inputs.
 
-All of it is little endian.
+Where the cache keeps checkpoints as int8, all states and columns are one array `narrow` uint32[words], in the order of
+`NarrowForm`. All of it is little endian.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from hybrid_jax.geometry import Geometry, KVPlace, PageGroup, StatePlace
 FramePlace = tuple[int, int]
 # uint32[frame_words] of the frame there.
 FrameOf = Callable[[int, int], np.ndarray]
+
+
+NARROW = "narrow"
 
 
 class Shape(NamedTuple):
@@ -58,7 +62,8 @@ class Frames(NamedTuple):
     """Frames of a prefix.
 
     Attributes:
-        pages: uint32[frame_words] by place. checkpoint: uint32[state_frames, frame_words]; None without a state.
+        pages: uint32[frame_words] by place.
+        checkpoint: uint32[frames of a cached checkpoint, frame_words]; None without a state.
     """
 
     pages: dict[FramePlace, np.ndarray]
@@ -74,7 +79,7 @@ class Frames(NamedTuple):
     @classmethod
     def zeros(cls, geometry: Geometry, places: Iterable[FramePlace]) -> Frames:
         """Frames to be filled."""
-        shape = geometry.state_frames, geometry.frame_words
+        shape = geometry.cached_state_frames, geometry.frame_words
         pages: dict[FramePlace, np.ndarray] = {
             place: np.zeros(geometry.frame_words, np.uint32) for place in places
         }
@@ -296,6 +301,9 @@ def writable(geometry: Geometry, frames: Frames) -> FrameOf:
 
 def state_shapes(geometry: Geometry) -> dict[str, Shape]:
     """The arrays of a checkpoint."""
+    if geometry.narrow is not None:
+        words = sum(sum(part) for part in geometry.narrow.parts)
+        return {NARROW: Shape("uint32", (words,))}
     found, bits = {}, "uint32" if geometry.dtype == "float32" else "uint16"
     for number, place in enumerate(geometry.states):
         layout = place.of(geometry).layout
@@ -307,7 +315,10 @@ def state_shapes(geometry: Geometry) -> dict[str, Shape]:
 
 
 def read_states(geometry: Geometry, frames: np.ndarray) -> dict[str, Pieces]:
-    """The arrays of a checkpoint, from its frames uint32[state_frames, frame_words]."""
+    """The arrays of a checkpoint, from its frames uint32[n, frame_words]."""
+    if geometry.narrow is not None:
+        [narrow] = state_shapes(geometry).values()
+        return {NARROW: Pieces(*narrow, [frames.reshape(-1)[: math.prod(narrow.shape)]])}
     found = {}
     for name, (dtype, shape), words in _state_words(geometry, frames):
         rest, parts = math.prod(shape) * np.dtype(dtype).itemsize, []
@@ -320,7 +331,10 @@ def read_states(geometry: Geometry, frames: np.ndarray) -> dict[str, Pieces]:
 
 
 def write_states(geometry: Geometry, arrays: Mapping[str, np.ndarray], frames: np.ndarray) -> None:
-    """The inverse of `read_states`: writes to frames uint32[state_frames, frame_words] of zeros."""
+    """The inverse of `read_states`: writes to frames uint32[n, frame_words] of zeros."""
+    if geometry.narrow is not None:
+        frames.reshape(-1)[: arrays[NARROW].size] = arrays[NARROW]
+        return
     for name, _, words in _state_words(geometry, frames):
         data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
         data = np.pad(data, (0, -data.size % 4)).view(np.uint32)

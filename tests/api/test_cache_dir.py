@@ -76,6 +76,22 @@ def test_a_new_object_hits_with_its_first_prompt(filled, folder, settings):
         assert f"{HIT} of the skipped ones came from the disk" in explained.reason
 
 
+def test_narrow_checkpoints_come_back_as_they_were(filled, tmp_path):
+    """From disk a prompt goes on as from memory: what it goes on from was rounded once."""
+    options = SMALL | {"cache": CacheConfig(checkpoints="int8"), "cache_dir": tmp_path}
+    with tiny_llm(**options) as llm:
+        assert answers(llm) == (filled[1], [0] * 4)
+        from_memory = answers(llm)
+        file = tmp_path.parent / "prefix.safetensors"
+        assert llm.cache.save(PROMPTS[0], file) == HIT
+    with tiny_llm(page_tokens=16, **options) as llm:
+        assert answers(llm) == from_memory == (from_memory[0], [HIT] * 4)
+        assert llm.stats()["disk_loads"] == 4 == llm.stats()["widened_checkpoints"]
+        assert llm.cache.load(file) == HIT
+    with tiny_llm(**options | {"cache": "adaptive"}) as llm:  # other checkpoints are no use to it
+        assert answers(llm) == (filled[1], [0] * 4)
+
+
 def test_prompts_wait_for_what_is_read_and_others_go_on(filled, folder, monkeypatch):
     """A read that takes long holds up one prompt alone."""
     gate, read, names = threading.Event(), Folder.read, []

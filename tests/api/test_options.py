@@ -175,6 +175,11 @@ def test_numbers_of_numpy_become_pythons_own():
             "LLM: disk_memory must be left out without cache_dir, got 1073741824",
         ),
         (
+            {"exact": True, "cache": CacheConfig(checkpoints="int8")},
+            ValueError,
+            "LLM: exact must be False with checkpoints='int8', which round what a hit goes on from, got True",
+        ),
+        (
             {"cache": "best"},
             ValueError,
             "LLM: cache must be one of off, lru, .*, or alpha:X .*, got 'best'",

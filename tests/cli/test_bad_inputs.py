@@ -191,6 +191,17 @@ MISTAKES = [
     ("simulate --trace IN/empty --clock wall", "--clock must be order or arrivals, got 'wall'"),
     ("simulate --trace IN/empty --grain 0", "--grain must be at least 1, got 0"),
     ("simulate --trace IN/empty --max-rows 8", "--max-rows goes with --clock arrivals only, got 8"),
+    ("simulate --trace IN/empty --checkpoints x", "--checkpoints must be float32 or int8, got 'x'"),
+    (
+        "simulate --trace IN/empty --checkpoints int8",
+        "--checkpoints int8 needs a model whose recurrent layers are known one by one, got paper_7b",
+    ),
+    ("generate x --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
+    ("inspect --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
+    (
+        "generate x --checkpoints int8 --exact",
+        "--exact must be False with --checkpoints int8, which round what a hit goes on from, got True",
+    ),
     (
         "simulate --trace IN/empty --host-memory 8GB",
         "--host-memory goes with --clock arrivals only, got 8GB",

@@ -242,6 +242,11 @@ def layers(*specs) -> dict:
             {"history_tokens": 0.5},
             "CacheConfig: history_tokens must be an integer, got 0.5",
         ),
+        (
+            CacheConfig,
+            {"checkpoints": "int4"},
+            "CacheConfig: checkpoints must be float32 or int8, got 'int4'",
+        ),
         (EngineConfig, {"exact": 1}, "EngineConfig: exact must be True or False, got 1"),
         (EngineConfig, {"cache": "lru"}, "EngineConfig: cache must be a CacheConfig, got 'lru'"),
         (

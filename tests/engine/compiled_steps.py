@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.config import (
     MLP,
     Attention,
+    CacheConfig,
     EngineConfig,
     GatedDelta,
     Mamba1,
@@ -94,6 +95,7 @@ def make_runner(
     max_rows: int = 8,
     speculation: SpeculationConfig | None = None,
     drafting: str | None = None,
+    checkpoints: str = "float32",
 ) -> Runner:
     fp8, dtype = dtype == "fp8", "float32" if dtype == "fp8" else dtype
     config = model(pattern, dtype)
@@ -111,6 +113,7 @@ def make_runner(
         exact=exact,
         page_tokens=page_tokens,
         speculation=speculation,
+        cache=CacheConfig(checkpoints=checkpoints),
     )
     params = jax.eval_shape(lambda: random_params(config, 0, dtype))
     longest = max_model_len or config.max_position
@@ -177,6 +180,11 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
         return state, struct(), struct(state.drafting["history"].shape[1])
     if kind == "write_slots":
         return state, struct(SLOT_WRITES), struct(SLOT_WRITES, runner.model.geometry.state_frames)
+    if kind in ("narrow_checkpoint", "widen_checkpoint"):
+        wide, narrow = runner.model.geometry.checkpoint_frames
+        return state, struct(wide if kind == "narrow_checkpoint" else narrow)
+    if kind == "write_checkpoint":
+        return state, struct(*key), struct(*key, state.arena.shape[1], dtype=np.uint32)
     if kind in ("save_frames", "load_frames"):
         words = [struct(state.arena.shape[1], dtype=np.uint32)] * COPIED_FRAMES
         return state, struct(COPIED_FRAMES), *(words if kind == "load_frames" else [])

@@ -320,6 +320,19 @@ def test_frames_go_to_the_host_and_back_without_a_copy_of_the_arena(dtype):
 
 
 @spine
+@pytest.mark.parametrize("pattern", ["MA", "SJCM", "MNBDN"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpoints_are_narrowed_and_widened_without_a_copy_of_the_arena(pattern, dtype):
+    runner = make_runner(pattern, dtype, checkpoints="int8")
+    for frames in runner.model.geometry.checkpoint_frames:
+        check(runner, "write_checkpoint", frames)
+    for name in ("narrow_checkpoint", "widen_checkpoint"):
+        made = compile_step(runner, name)
+        assert set(made.results(made.state.arena)) == {"parameter"} and made.aliased_bytes == 0
+        assert made.temp_bytes < FRAMES
+
+
+@spine
 def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():
     state = struct(FRAMES, 64, dtype=np.uint32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -169,3 +170,19 @@ def generate(engine, length: int = 20, count: int = 1, max_tokens: int = 6) -> l
     prompts = np.random.default_rng(length).integers(0, VOCAB, (count, length)).tolist()
     jobs = [Job(prompt=tuple(ids), max_tokens=max_tokens, logprobs=None) for ids in prompts]
     return drive(engine, jobs).outputs
+
+
+def conversations(vocab: int, rounds: int = 3) -> list[Job]:
+    """Prompts that come back, each longer than before, when the arena has long given their beginnings away."""
+    rng, jobs = Random(1), []
+    prompts = [
+        random_prompt(40, 100 + n // 3, vocab) + random_prompt(30 + 11 * n, n, vocab)
+        for n in range(7)
+    ]
+    for turn in range(rounds):
+        rng.shuffle(prompts)
+        for place, prompt in enumerate(prompts):
+            count = 4 + 7 * (place % 3)
+            jobs.append(Job(prompt=prompt, max_tokens=count, arrive=9 * len(jobs)))
+            prompts[place] = prompt + random_prompt(9, 50 * turn + place, vocab)
+    return jobs

@@ -13,10 +13,10 @@ from hybrid_jax.tiers import chain, disk
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, drive
+from tests.exactness.jobs import Job, Run, conversations, drive
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, ROOM, conversations
+from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, ROOM
 
 # What the engine that reads may have otherwise than the one that wrote.
 OTHER = {

@@ -13,10 +13,10 @@ from hybrid_jax.engine.engine import Engine
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, drive
+from tests.exactness.jobs import Job, Run, conversations, drive
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, OTHER, ROOM, conversations
+from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, OTHER, ROOM
 
 
 def serve(engine: Engine, jobs: list[Job], *, below: bool) -> Run:

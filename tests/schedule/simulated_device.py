@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Recast
 from hybrid_jax.schedule.request import Request
 
 EMPTY = 0x9E3779B97F4A7C15
@@ -51,7 +51,7 @@ class Frame:
 
     group: int = -1
     summaries: list[int | None] = field(default_factory=list)
-    state: tuple[int, int] | None = None  # summary, which part
+    state: tuple[int, int, bool] | None = None  # summary, which part, whether in the narrow form
 
     def copy(self) -> Frame:
         return replace(self, summaries=list(self.summaries))
@@ -110,6 +110,38 @@ class SimulatedDevice:
 
     def execute(self, plan: Plan) -> None:
         """Makes the copies of a plan and runs its dispatches."""
+        for recast in plan.narrowed:
+            self._recast(recast, narrow=True)
+        self._copy_between_tiers(plan)
+        for recast in plan.widened:
+            self._recast(recast, narrow=False)
+        for slot, frames in plan.new_slots:
+            assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
+            self.table[slot] = tuple(frames.tolist())
+        for source, target in plan.moves:
+            self.rings[target] = self.rings[source]
+            self.rings[source] = Ring()
+            self._count("moves")
+        begun = {row.row for row in plan.prefill}
+        joined = [row for row in plan.decode if self.exact and row.row not in begun]
+        self._no_write_meets_another([*plan.prefill, *self._live(joined)])
+        self._prefill(plan.prefill)
+        self._fork(plan)
+        self._decode(plan)
+
+    def _recast(self, recast: Recast, *, narrow: bool) -> None:
+        """Reads a checkpoint in one form, all of it, and writes it in another."""
+        sizes = self.geometry.checkpoint_frames
+        assert (len(recast.source), len(recast.target)) == (sizes if narrow else sizes[::-1])
+        found = [self.frames[frame].state for frame in recast.source.tolist()]
+        summary, _, was_narrow = found[0] or (0, 0, None)
+        assert found == [(summary, part, not narrow) for part in range(len(found))], found
+        for part, frame in enumerate(recast.target.tolist()):
+            assert frame > 0
+            self.frames[frame] = Frame(state=(summary, part, narrow))
+        self._count("narrowed" if narrow else "widened")
+
+    def _copy_between_tiers(self, plan: Plan) -> None:
         for move in (*plan.saves, *plan.loads):
             assert move.arena.all() and move.other.all(), "a copy of the sink"
         for move in plan.saves:
@@ -128,19 +160,6 @@ class SimulatedDevice:
             for frame, words in zip(come.arena.tolist(), come.words, strict=True):
                 self.frames[frame] = words.copy()
             self._count("loads from disk")
-        for slot, frames in plan.new_slots:
-            assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
-            self.table[slot] = tuple(frames.tolist())
-        for source, target in plan.moves:
-            self.rings[target] = self.rings[source]
-            self.rings[source] = Ring()
-            self._count("moves")
-        begun = {row.row for row in plan.prefill}
-        joined = [row for row in plan.decode if self.exact and row.row not in begun]
-        self._no_write_meets_another([*plan.prefill, *self._live(joined)])
-        self._prefill(plan.prefill)
-        self._fork(plan)
-        self._decode(plan)
 
     def _count(self, event: str) -> None:
         self.events[event] = self.events.get(event, 0) + 1
@@ -334,12 +353,14 @@ class SimulatedDevice:
         assert (slot == 0) == (position == 0), f"slot {slot} for a checkpoint at {position}"
         for index, frame in enumerate(self.table[slot]):
             found = self.frames[frame].state
-            assert found == (true[position], index), f"frame {frame} of slot {slot} holds {found}"
+            assert found == (true[position], index, False), (
+                f"frame {frame} of slot {slot} holds {found}"
+            )
 
     def _write_state(self, slot: int, summary: int) -> None:
         assert slot > 0, "a checkpoint written without a slot"
         for index, frame in enumerate(self.table[slot]):
-            self.frames[frame] = Frame(state=(summary, index))
+            self.frames[frame] = Frame(state=(summary, index, False))
 
     def _base(self, ring: Ring) -> int:
         """The first position of which a decoding row makes a query."""

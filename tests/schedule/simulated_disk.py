@@ -72,7 +72,7 @@ class SimulatedDisk:
     def save(self, save, copies):
         self.counters.saves += 1
         pages, states = copies[: len(save.places)], copies[len(save.places) :]
-        assert len(states) == self.geometry.state_frames
+        assert len(states) == self.geometry.cached_state_frames
         self.entries[save.name] = dict(zip(save.places, pages, strict=True)), states
 
     def read(self, chain, position, places):

@@ -14,17 +14,20 @@ from tests.schedule.simulated_device import SimulatedDevice, plain_loop
 GRAIN = 32
 
 
-def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN, windows=(), longest_chunk=128):
+def make_geometry(
+    *, page_tokens=64, kind="hybrid", grain=GRAIN, windows=(), longest_chunk=128, narrow=False
+):
     """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them.
 
     Args:
         windows: of frames of their own in each page, None for no window; nothing for two frames without.
         longest_chunk: as in the engine's settings.
+        narrow: the cache keeps checkpoints in one frame.
     """
     pages, state = kind != "recurrent", kind != "attention"
     geometry = sized_geometry(
         frame_words=64, page_tokens=page_tokens if pages else 0, frames_per_page=2 * pages,
-        token_words=2 * pages, state_frames=3 * state, grain=grain,
+        token_words=2 * pages, state_frames=3 * state, grain=grain, narrow_frames=narrow * state,
     )  # fmt: skip
     if not windows:
         return geometry

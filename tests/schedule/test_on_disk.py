@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
+from hybrid_jax.config import CacheConfig
 from hybrid_jax.schedule.on_disk import Fetched
 from hybrid_jax.schedule.plan import Plan
 from tests.drawing import drawn
@@ -49,6 +50,20 @@ def test_what_was_written_comes_back_and_changes_no_token(
     again.scheduler.memory.on_disk.disk = engine.scheduler.memory.on_disk.disk
     serve(again, seed)
     assert disk.counters.loads > 10
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("host_frames", [0, 40])
+def test_narrow_checkpoints_are_written_as_they_are(seed, host_frames):
+    geometry = make_geometry(narrow=True)
+    cache = CacheConfig(policy="adaptive", checkpoints="int8")
+    options = dict(num_frames=40, host_frames=host_frames, cache=cache, geometry=geometry)
+    disk = SimulatedDisk(geometry, Random(seed), failing=0.1)
+    serve(Engine.make(disk=disk, **options), seed)
+    assert min(disk.counters.saves, disk.counters.loads) > 3
+    again = Engine.make(disk=disk, **options)
+    serve(again, seed)
+    assert disk.counters.loads > 10 and again.device.events["widened"] > 10
 
 
 def filled(length=100, **options):

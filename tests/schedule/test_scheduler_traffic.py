@@ -116,11 +116,11 @@ def test_a_page_that_is_shared_before_its_last_token_stays_is_noticed():
     """The token that was drawn last is known, but the device has not computed it."""
     publish = Memory.publish
 
-    def too_early(memory, sequence):
+    def too_early(memory, sequence, *left):
         early = len(sequence.tokens) > sequence.real_position
         sequence.real_position += early
         try:
-            return publish(memory, sequence)
+            return publish(memory, sequence, *left)
         finally:
             sequence.real_position -= early
 

@@ -10,26 +10,7 @@ from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.plan import Plan
 from tests.drawing import drawn
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-
-
-def serve(engine, seed):
-    """Conversations that come back when the arena has long given their beginnings away."""
-    rng = Random(seed)
-    system = tokens_of(rng, 70)
-    prompts = [system + tokens_of(rng, rng.randrange(60, 200)) for _ in range(8)]
-    for _ in range(3):
-        rng.shuffle(prompts)
-        for place, prompt in enumerate(prompts):
-            request = engine.add(prompt, max_tokens=rng.randrange(5, 50))
-            if place % 2:
-                engine.run()
-                engine.scheduler.memory.tree.check_invariants()
-            prompts[place] = prompt + request.output.token_ids[:3] + tokens_of(rng, 10)
-        engine.run()
-    hits = engine.counters["cache_hit_tokens"]
-    engine.check()
-    return hits
-
+from tests.schedule.traffic import serve
 
 FORMS = [("hybrid", 40), ("attention", 30), ("recurrent", 19)]
 POLICIES, SIZES = ("lru", "adaptive"), (600, 40, 20)

@@ -1,6 +1,7 @@
 """Random traffic for the engine's loop around a simulated device."""
 
 import random
+from random import Random
 
 from tests.schedule.simulated_engine import tokens_of
 
@@ -44,3 +45,22 @@ def random_traffic(
                 pool.append((request.prompt + request.output.token_ids)[:longest])
     engine.run()
     engine.check()
+
+
+def serve(engine, seed):
+    """Conversations that come back when the arena has long given their beginnings away."""
+    rng = Random(seed)
+    system = tokens_of(rng, 70)
+    prompts = [system + tokens_of(rng, rng.randrange(60, 200)) for _ in range(8)]
+    for _ in range(3):
+        rng.shuffle(prompts)
+        for place, prompt in enumerate(prompts):
+            request = engine.add(prompt, max_tokens=rng.randrange(5, 50))
+            if place % 2:
+                engine.run()
+                engine.scheduler.memory.tree.check_invariants()
+            prompts[place] = prompt + request.output.token_ids[:3] + tokens_of(rng, 10)
+        engine.run()
+    hits = engine.counters["cache_hit_tokens"]
+    engine.check()
+    return hits

@@ -261,3 +261,16 @@ def test_used_memory_never_exceeds_the_capacity():
     trace = [asked(n, 0.0, tokens(n, 200), tokens(n + 50, 40)) for n in range(12)]
     found = simulate_in_flight(trace, COSTS, "adaptive", 26 * FRAME_BYTES)
     assert 16 * FRAME_BYTES < found.used_max <= 26 * FRAME_BYTES
+
+
+def test_narrow_checkpoints_fit_where_others_do_not():
+    """Eight prompts that come back, in room for eight of their pages and narrow checkpoints, and two rows."""
+    texts = [tokens(n, 64) for n in range(8)]
+    trace = [asked(n, 100.0 * n, texts[n % 8], [1]) for n in range(16)]
+    costs = replace(COSTS, checkpoint_bytes=16 * 16 * KV)  # 16 frames
+    capacity = (8 * (5 + 4) + 2 * 16 + 5) * FRAME_BYTES
+    wide = simulate_in_flight(trace, costs, "lru", capacity)
+    narrow = simulate_in_flight(trace, costs, "lru", capacity, narrow_bytes=4 * FRAME_BYTES)
+    assert wide.hit_tokens == 0
+    assert narrow.hit_tokens == 8 * 32
+    assert narrow.memory["widened_checkpoints"] == 8

@@ -7,8 +7,9 @@ import tomllib
 
 import pytest
 
-from hybrid_jax.config import with_cut
+from hybrid_jax.config import CacheConfig, EngineConfig, with_cut
 from hybrid_jax.costs import prefill_flops
+from hybrid_jax.geometry import make_geometry
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models.files import KNOWN_MODELS as KNOWN
 from hybrid_jax.models.known import load_known
@@ -306,3 +307,14 @@ def test_a_bad_entry_is_named_with_its_value(entry, reason):
     with pytest.raises(ValueError) as error:
         parse_spec(entry, "mine")
     assert str(error.value) == f"model spec mine{reason}"
+
+
+@pytest.mark.parametrize("name", ["hybrid_7b", "qwen3_next_80b", "jamba_1_5_mini"])
+def test_narrow_checkpoints_are_those_of_an_engine(name):
+    engine = EngineConfig(dtype="bfloat16", cache=CacheConfig(checkpoints="int8"))
+    form = make_geometry(load_known(name), engine).narrow
+    assert load_spec(name).narrow_bytes == 4 * sum(map(sum, form.parts))
+
+
+def test_a_paper_says_nothing_of_narrow_checkpoints():
+    assert load_spec("paper_7b").narrow_bytes == 0

@@ -306,7 +306,11 @@ def test_devices_of_others_are_refused_without_advice_that_cannot_help(written):
     [
         ({"max_row": 3}, TypeError, "unknown option 'max_row'; did you mean max_rows?"),
         ({"max_num_seqs": 3}, TypeError, "unknown option 'max_num_seqs'; did you mean max_rows?"),
-        ({"temperature": 1}, TypeError, "unknown option 'temperature'; it has capability, cut, "),
+        (
+            {"temperature": 1},
+            TypeError,
+            "unknown option 'temperature'; it has capability, checkpoints, cut, ",
+        ),
         ({"quantization": "awq"}, NotImplementedError, "weight quantisation is not built yet"),
         ({"enforce_eager": True}, TypeError, "; leave it out"),
     ],

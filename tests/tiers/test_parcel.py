@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import Attention
+from hybrid_jax.config import Attention, CacheConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.frames import read_columns, read_state
 from hybrid_jax.geometry import Geometry
@@ -33,6 +33,7 @@ FORMS = {
     "fp8": {"kv_cache_dtype": "fp8"},
     "bfloat16 and fp8": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
 }
+NARROW = {"cache": CacheConfig(checkpoints="int8")}
 GEOMETRIES: dict[str, dict] = {
     "small pages": {"page_tokens": 16},
     "large pages": {"page_tokens": 512},
@@ -70,6 +71,18 @@ def test_the_form_is_that_of_other_geometries(name, how):
     one, other = geometry_of(name), geometry_of(name, **GEOMETRIES[how])
     assert form_of(one) == form_of(other)
     arrays, frames = filled(one, POSITION)
+    taken = frames_for(other, POSITION)
+    write_prefix(other, POSITION, joined(read_prefix(one, POSITION, frames)), taken)
+    assert same(joined(read_prefix(other, POSITION, taken)), arrays)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "jamba", "with_unknown_kind"])
+def test_a_narrow_checkpoint_is_one_run_of_words_in_any_frames(name):
+    one, other = geometry_of(name, **NARROW), geometry_of(name, page_tokens=512, **NARROW)
+    assert form_of(one) == form_of(other) != form_of(geometry_of(name))
+    arrays, frames = filled(one, POSITION)
+    assert len(frames.checkpoint) == one.cached_state_frames < one.state_frames
+    assert arrays["narrow"].size > (one.cached_state_frames - 1) * one.frame_words
     taken = frames_for(other, POSITION)
     write_prefix(other, POSITION, joined(read_prefix(one, POSITION, frames)), taken)
     assert same(joined(read_prefix(other, POSITION, taken)), arrays)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_jax.cache.pools import handles
-from hybrid_jax.cache.pools.frames import SINK, FrameAllocator
+from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.recount import agree
 
 NO_FRAMES: np.ndarray = np.zeros(0, np.int32)
@@ -22,12 +22,12 @@ class OutOfSlots(RuntimeError):
 class SlotTable:
     """Slots 1 .. max_slots - 1, each a list of frames, with counted holders.
 
-    The device has the same table; `take_new` says which of its rows to write before the next dispatch.
+    The device has a table of those in the first form; `take_new` says which of its rows to write before the next
+    dispatch.
     Callers keep handles, never bare ids: `allocate` gives one, and 0 stands for "no checkpoint".
 
     Args:
-        lengths: frames of a checkpoint in each form that it may be kept in. Rows write the first form. The table is as
-            wide as the longest.
+        lengths: frames of a checkpoint in each form that it may be kept in. Rows use the first form.
 
     Attributes:
         num_frames: frames of all checkpoints that somebody holds.
@@ -96,7 +96,8 @@ class SlotTable:
         slot = self._free.pop()
         self._holders[slot], self._frames[slot] = 1, frames
         self.num_frames += len(frames)
-        self._new[slot] = frames
+        if len(frames) == self.lengths[0]:
+            self._new[slot] = frames
         return handles.pack(handles.SLOT, self._generation[slot], slot)
 
     def resolve(self, handle: int) -> int:
@@ -145,6 +146,20 @@ class SlotTable:
             self._free.append(slot)
             self._new.pop(slot, None)
 
+    def shrink(self, handle: int, form: int) -> np.ndarray:
+        """Leaves a slot only as many of its first frames as another form has; hands out the hold on the others.
+
+        Returns:
+            int32[n] the other frames.
+        """
+        slot, length = self._require(handle), self.lengths[form]
+        kept, rest = np.split(self._frames[slot], [length])
+        self._frames[slot] = kept
+        self.num_frames -= len(rest)
+        if rest.size:
+            self._new.pop(slot, None)
+        return rest
+
     def _require(self, handle: int) -> int:
         slot = self.resolve(handle)
         if slot == 0:
@@ -154,15 +169,8 @@ class SlotTable:
         return slot
 
     def take_new(self) -> list[tuple[int, np.ndarray]]:
-        """(slot, frames) of slots made since the last call and still held, for the device table.
-
-        A list of frames is int32[max(lengths)]; after the last frame of a shorter one comes the sink.
-        """
+        """(slot, frames int32[lengths[0]]) of slots of the first form made since the last call and still held."""
         new, self._new = self._new, {}
-        width = max(self.lengths)
-        short = [slot for slot, frames in new.items() if len(frames) < width]
-        for slot in short:
-            new[slot] = np.pad(new[slot], (0, width - len(new[slot])), constant_values=SINK)
         return list(new.items())
 
     def check_invariants(self) -> None:

@@ -49,7 +49,7 @@ def tier_below(
         policy, number: as in `Tier`.
     """
     frames, lengths = FrameAllocator(num_frames), pools_of(arena)[1].lengths
-    max_slots = min(1 + (num_frames - 1) // max(1, *lengths), MAX_ID + 1)
+    max_slots = min(1 + (num_frames - 1) // max(1, min(lengths)), MAX_ID + 1)
     slots = SlotTable(frames, lengths=lengths, max_slots=max_slots)
     pages = page_holds(frames, arena.pages.page_tokens, arena.pages.windows)
     return Tier(frames, slots, pages, policy, number=number)
@@ -71,12 +71,14 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     """
     tokens = np.concatenate([part.tokens for part in node.path()])[:length]
     listed = tree.pages_to(node, length, source)
-    copy = room_for(tree, tokens, listed > 0, into=into)
+    form, state = 0, tuple[int, ...]()
+    if tree.needs_slots:
+        _, slots = pools_of(tree.tiers[source])
+        state = slots.frames(node.slots[source])
+        form = slots.lengths.index(len(state))
+    copy = room_for(tree, tokens, listed > 0, into=into, form=form)
     if copy is not None:
-        copy.source = listed[copy.missing].astype(np.int32)
-        if copy.slot:
-            _, slots = pools_of(tree.tiers[source])
-            copy.source = np.append(copy.source, slots.frames(node.slots[source])).astype(np.int32)
+        copy.source = np.append(listed[copy.missing], state).astype(np.int32)
     return copy
 
 
@@ -107,11 +109,13 @@ def whole_pages(tree: RadixTree, tokens: np.ndarray, tier: int) -> tuple[Node, i
     return node, min(node.end, known_len) // page if page else 0
 
 
-def room_for(tree: RadixTree, tokens: np.ndarray, wanted: np.ndarray, *, into: int) -> Copy | None:
+def room_for(
+    tree: RadixTree, tokens: np.ndarray, wanted: np.ndarray, *, into: int, form: int
+) -> Copy | None:
     """Takes room in a tier for a prefix that comes from elsewhere. What the tier has already is held.
 
     Args:
-        tokens: int32[n] the prefix. wanted: as in `shared_pages`.
+        tokens: int32[n] the prefix. wanted: as in `shared_pages`. form: of its checkpoint.
 
     Returns:
         None if there is no room; then nothing was taken.
@@ -125,12 +129,12 @@ def room_for(tree: RadixTree, tokens: np.ndarray, wanted: np.ndarray, *, into: i
         shared = given(pages)
         frames.retain(shared)
         undo.append(lambda: frames.release(shared))
-        room = num_frames + num_slots * max(slots.lengths)
+        room = num_frames + num_slots * slots.lengths[form]
         if not tree.make_room(room, num_slots, tier=into):
             raise OutOfFrames(f"{tier.number}: needs {room} frames")
         target = frames.allocate(num_frames)
         undo.append(lambda: frames.release(target))
-        slot = slots.allocate() if num_slots else 0
+        slot = slots.allocate(form) if num_slots else 0
     except (OutOfFrames, OutOfSlots, MemoryError):  # a copy is never needed
         for give_back in undo:
             give_back()

@@ -75,6 +75,13 @@ KVDtypeOption = Annotated[
         "changes the text a little."
     ),
 ]
+CheckpointsOption = Annotated[
+    str,
+    typer.Option(
+        help="How the prefix cache keeps recurrent states: float32, or int8 for about a quarter of the memory, which "
+        "changes the text a little."
+    ),
+]
 KernelsOption = Annotated[
     str,
     typer.Option(
@@ -112,6 +119,7 @@ class ModelOptions:
             "alpha:X, or off for no cache."
         ),
     ] = "adaptive"
+    checkpoints: CheckpointsOption = "float32"
     speculation: Annotated[
         str,
         typer.Option(
@@ -133,6 +141,11 @@ class ModelOptions:
         """The keywords of `LLM` beside the model."""
         given = dict(vars(self))
         del given["model"]
+        checkpoints = given.pop("checkpoints")
+        if checkpoints != "float32":
+            from hybrid_jax.config import CacheConfig
+
+            given["cache"] = CacheConfig(policy=given["cache"], checkpoints=checkpoints)
         return given
 
     @property

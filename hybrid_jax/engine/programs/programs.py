@@ -26,7 +26,7 @@ from hybrid_jax.engine.programs.compiling import (
 from hybrid_jax.engine.programs.loops import Loops, options_for
 from hybrid_jax.engine.programs.serving import Serving, StepKey
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.engine.steps.small import CHANGES, READ_STATE, READERS, TO_HOST
+from hybrid_jax.engine.steps.small import CHANGES, OF_MODEL, READ_STATE, READERS, TO_HOST
 from hybrid_jax.engine.steps.step import PLAIN, StepKind, Variant
 from hybrid_jax.schedule.plan import Plan, Row
 from hybrid_jax.state import Model
@@ -109,7 +109,7 @@ class Programs:
         elif name in CHANGES:
             function, donated, static = CHANGES[name], 0, {}
         elif name in READ_STATE:
-            function, static = READ_STATE[name], {}
+            function, static = READ_STATE[name], static if name in OF_MODEL else {}
         else:
             function = READERS[name]
             if name == "prompt_logprobs":

@@ -12,6 +12,7 @@ from hybrid_jax.engine import adjust, kept, rings
 from hybrid_jax.engine.frames import in_device_memory
 from hybrid_jax.engine.on_matrices import on_matrices
 from hybrid_jax.engine.sampling import Sampled, logprobs
+from hybrid_jax.engine.steps import narrow
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State
@@ -144,7 +145,10 @@ READ_STATE: dict[str, Callable] = {
     "read_row": read_row,
     "read_adjust": adjust.read_row,
     "save_frames": save_frames,
+    "narrow_checkpoint": narrow.narrow_checkpoint,
+    "widen_checkpoint": narrow.widen_checkpoint,
 }
+OF_MODEL = ("narrow_checkpoint", "widen_checkpoint")  # these take the model, too
 TO_HOST = ("save_frames",)  # their results go into the host's memory
 # By the name of their programs. The first argument is donated.
 CHANGES: dict[str, Callable] = {
@@ -153,6 +157,7 @@ CHANGES: dict[str, Callable] = {
     "write_row": write_row,
     "write_adjust": adjust.write_row,
     "load_frames": load_frames,
+    "write_checkpoint": narrow.write_checkpoint,
     "load_history": kept.load_tokens,
     "load_adjust": adjust.load_row,
     "move_adjust": adjust.move_row,

@@ -51,7 +51,7 @@ def open_disk(
 
 def _least_bytes(geometry: Geometry) -> int:
     pages = geometry.num_pages(RUN_TOKENS) * geometry.frames_per_page
-    return (pages + geometry.state_frames) * geometry.frame_bytes
+    return (pages + geometry.cached_state_frames) * geometry.frame_bytes
 
 
 def root_of_engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -60,8 +60,12 @@ class InFlightResult(CacheResult):
     copied_s: float
 
 
-def virtual_geometry(costs: Costs, grain: int) -> Geometry:
-    """Frames for a model of which only bytes are known: a page is one frame, a checkpoint as many as it needs."""
+def virtual_geometry(costs: Costs, grain: int, narrow_bytes: int = 0) -> Geometry:
+    """Frames for a model of which only bytes are known: a page is one frame, a checkpoint as many as it needs.
+
+    Args:
+        narrow_bytes: of a checkpoint in the cache, if these are fewer; 0 if not.
+    """
     page_tokens = 16 if costs.kv_bytes else 0
     while 0 < page_tokens * costs.kv_bytes < FRAME_BYTES:
         page_tokens *= 2
@@ -74,6 +78,7 @@ def virtual_geometry(costs: Costs, grain: int) -> Geometry:
         token_words=costs.kv_bytes // 4,
         state_frames=state_frames,
         grain=grain,
+        narrow_frames=-(-narrow_bytes // frame_bytes),
     )
 
 
@@ -100,6 +105,7 @@ def simulate_in_flight(
     shapes: Literal["fine", "coarse"] = "fine",
     device: DeviceModel | None = None,
     host_capacity: int = 0,
+    narrow_bytes: int = 0,
     bounds: bool = False,
 ) -> InFlightResult:
     """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
@@ -115,6 +121,7 @@ def simulate_in_flight(
         max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
         host_capacity: bytes of the host's memory that keep what the arena evicts; 0 for none.
+        narrow_bytes: of a checkpoint in the cache; 0 for those of `costs`, which rows have.
         bounds: also run "optimal" and "infinite".
 
     Raises:
@@ -131,7 +138,8 @@ def simulate_in_flight(
         prefill_tokens=prefill_tokens,
         shapes=shapes,
     )
-    run = _Run(trace, costs, decode or costs, engine, capacity, device, host_capacity)
+    cached = replace(costs, checkpoint_bytes=narrow_bytes) if narrow_bytes else costs
+    run = _Run(trace, costs, decode or costs, engine, capacity, device, host_capacity, narrow_bytes)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
     below = run.scheduler.memory.below
@@ -140,7 +148,7 @@ def simulate_in_flight(
     skipped = np.array(list(run.hits.values()), np.int64)
     return InFlightResult(
         **asked_and_hit(
-            trace, costs, policy, capacity, lengths, skipped, grain=grain, bounds=bounds
+            trace, cached, policy, capacity, lengths, skipped, grain=grain, bounds=bounds
         ),
         model_spec=model_spec,
         infeasible=run.infeasible,
@@ -176,10 +184,13 @@ class _Run:
         capacity: int,
         device: DeviceModel | None,
         host_capacity: int = 0,
+        narrow_bytes: int = 0,
     ):
         self.trace, self.costs, self.decode, self.engine = trace, costs, decode, engine
         self.device = DeviceModel() if device is None else device
-        geometry = virtual_geometry(costs, engine.grain)
+        geometry = virtual_geometry(costs, engine.grain, narrow_bytes)
+        if narrow_bytes:
+            costs = replace(costs, checkpoint_bytes=narrow_bytes)
         frames = capacity // geometry.frame_bytes
         least = 2 * max(1, geometry.state_frames)
         if frames < least:
@@ -189,7 +200,7 @@ class _Run:
         if host_capacity and below < least:
             told = at_least(least * geometry.frame_bytes, host_capacity)
             raise ValueError(f"simulate: host memory must hold two checkpoints, {told}")
-        slots = 1 + frames // geometry.state_frames if geometry.has_state else 2
+        slots = 1 + frames // geometry.cached_state_frames if geometry.has_state else 2
         self.scheduler = Scheduler(
             geometry,
             engine,
