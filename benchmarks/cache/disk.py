@@ -32,8 +32,8 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.tiers.open_disk import checksums
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule.arrivals import places_in, wanted_frames
 from hybrid_jax.schedule.plan import Outgoing
+from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.tiers.folder import files_of
 
 

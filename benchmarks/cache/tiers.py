@@ -39,8 +39,8 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.plan import Transfer
+from hybrid_jax.schedule.tiers.below import HOST
 
 SHARED, OWN = 4096, 64  # tokens of the prompt whose first token is waited for
 NUMBERS = itertools.count()

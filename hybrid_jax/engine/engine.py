@@ -33,10 +33,10 @@ from hybrid_jax.engine.this_device import (
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.process.own_settings import own_settings
-from hybrid_jax.schedule.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.sizing.room import find_room
 from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.parcel import Frames

@@ -10,9 +10,9 @@ from hybrid_jax.cache.tree.node import Match
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.on_disk import Fetched
 from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.tiers.on_disk import Fetched
 from hybrid_jax.schedule.turn import Turn
 
 

@@ -25,13 +25,13 @@ from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.below import HOST, Below
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.narrowing import NARROW, ROWS, Narrowing
-from hybrid_jax.schedule.on_disk import OnDisk
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
+from hybrid_jax.schedule.tiers.below import HOST, Below
+from hybrid_jax.schedule.tiers.on_disk import OnDisk
 from hybrid_jax.tiers.disk import Disk
 
 # Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.

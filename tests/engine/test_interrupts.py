@@ -30,13 +30,13 @@ from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.engine.tiers.host_frames import HostFrames
 from hybrid_jax.schedule.admission import Admission
-from hybrid_jax.schedule.below import Below
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.pace import Pace
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.schedule.suffix import SuffixDrafter
+from hybrid_jax.schedule.tiers.below import Below
 from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.sequence import Phase
+from hybrid_jax.schedule.tiers.below import HOST
 from hybrid_jax.state import State
 
 _KEEP = np.int32(1 << 30)

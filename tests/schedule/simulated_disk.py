@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.arrivals import places_in, wanted_frames
+from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.tiers.chain import Chain, root_of
 from hybrid_jax.tiers.disk import DiskCounters
 from hybrid_jax.tiers.parcel import Frames

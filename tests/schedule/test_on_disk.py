@@ -7,13 +7,14 @@ import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.config import CacheConfig
-from hybrid_jax.schedule.on_disk import Fetched
 from hybrid_jax.schedule.plan import Plan
+from hybrid_jax.schedule.tiers.on_disk import Fetched
 from tests.drawing import drawn
 from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
-from tests.schedule.test_second_tier import FORMS, serve
+from tests.schedule.traffic import serve
 
+FORMS = [("hybrid", 40), ("attention", 30), ("recurrent", 19)]
 WINDOWS = {"hybrid": (64, None), "attention": (64, None)}
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
-from hybrid_jax.schedule.below import HOST
 from hybrid_jax.schedule.plan import Plan
+from hybrid_jax.schedule.tiers.below import HOST
 from tests.drawing import drawn
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 from tests.schedule.traffic import serve

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybrid_jax.schedule.arrivals import places_in, wanted_frames
+from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.tiers import disk as module
 from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.chain import root_of

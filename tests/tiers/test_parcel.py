@@ -10,7 +10,7 @@ from hybrid_jax.config import Attention, CacheConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.frames import read_columns, read_state
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.arrivals import places_in, wanted_frames
+from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.state import Model
 from hybrid_jax.tiers.parcel import (
     Frames,

@@ -16,9 +16,9 @@ from hybrid_jax.cache.tree.copies import shared_pages, whole_pages
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
 from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.tiers.chain import Chain
 from hybrid_jax.tiers.disk import Disk, Read
 
