@@ -6,14 +6,15 @@ runs through the same classes an engine uses, in request order. What counts is h
 traces are stand-ins but for Mooncake's log: see traces/README.md.
 
     python benchmarks/cache/policies.py [--traces chat,log] [--specs paper_7b] [--json FILE]
-    python benchmarks/cache/policies.py --drawn tuning|judging [--wide] [--cells 200] [--again] [--json FILE]
+    python benchmarks/cache/policies.py --drawn tuning|judging [--wide] [--cells 200] [--json FILE]
     python benchmarks/cache/policies.py --figures all|3a,3b,... [--out FOLDER] [--trace-folder FOLDER]
 
 A file is gone on with: cells that it has are not run again.
 
-With --drawn, loads, models and capacities are drawn at random (see drawn_cells.py), to see what `adaptive` can lose.
-Even seeds are there to try things on, odd ones to judge them. Each --again runs `adaptive` in all cells of the file
-once more and counts as an attempt. With --wide, cells are drawn over wider ranges, and all fixed policies run. With --figures, the Marconi paper's figures are made: see figures/.
+With --drawn, loads, models and capacities are drawn at random (see drawn_cells.py), to see what `adaptive` can lose;
+with --wide, over wider ranges. Even seeds are there to try things on, odd ones to judge them. Each --again runs
+`adaptive` in all cells of the file once more and counts as an attempt. With --figures, the Marconi paper's figures are
+made: see figures/.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SPECS = (
 FIXED = ("lru", "alpha:0.2", "alpha:0.5", "alpha:1", "alpha:2", "marconi", "marconi-code")
 POLICIES = ("vllm", "sglang", *FIXED, "adaptive", "optimal", "infinite")
 DRAWN_POLICIES = ("lru", "sglang", "marconi", "adaptive", "optimal")
-WIDE_POLICIES = (*DRAWN_POLICIES, "seglen", "alpha:0.5", "alpha:2")
+WIDE_POLICIES = (*DRAWN_POLICIES, "seglen")
 BESIDE = ("adaptive", "optimal")  # `adaptive` is not to fall behind any other of a drawn cell
 HALVES = {"tuning": 0, "judging": 1}  # the first seed; every other one follows
 NUM_WORST = 10
@@ -80,8 +81,8 @@ def rates(
 
 
 def closed(cell: dict, policy: str) -> float | None:
-    """Share of the gap between sglang and optimal; None where there is hardly one."""
-    gap = cell["optimal"] - cell["sglang"]
+    """Share of the gap between sglang and optimal; None where there is hardly one, or optimal has not run."""
+    gap = cell.get("optimal", 0) - cell["sglang"]
     return (cell[policy] - cell["sglang"]) / gap if gap > LEAST_GAP else None
 
 
@@ -147,12 +148,16 @@ def drawn_summary(cells: list[dict]) -> dict:
         "within_half_a_point_%": round(100 * float((lost <= 0.5).mean()), 1),
         "within_0.7_points_%": round(100 * float((lost <= 0.7).mean()), 1),
         "within_a_point_%": round(100 * float((lost <= 1).mean()), 1),
-        "within_half_a_point_with_a_gap_%": round(100 * float((gaps <= 0.5).mean()), 1),
+        "within_half_a_point_with_a_gap_%": round(100 * float((gaps <= 0.5).mean()), 1)
+        if with_gap
+        else None,
         "worst_points": round(-float(lost.max()), 2),
         "mean_points": round(-float(lost.mean()), 2),
         "mean_share_of_gap_closed_%": round(
             100 * float(np.mean([closed(cell, "adaptive") for cell in with_gap])), 2
-        ),
+        )
+        if with_gap
+        else None,
         "worst_cells": [
             {"seed": cell["seed"], "trace": cell["trace"], "spec": cell["spec"]}
             | {"share": cell["share"], "points": round(-behind(cell), 2)}
@@ -162,25 +167,31 @@ def drawn_summary(cells: list[dict]) -> dict:
 
 
 def run_drawn(options: argparse.Namespace) -> None:
-    """Cells of one half of the seeds that the file lacks, or `adaptive` in all that it has."""
+    """What the file lacks of cells of one half of the seeds, or `adaptive` in all that it has."""
     report: dict = {"attempts": [], "cells": []}
     if options.json and options.json.exists():
         report = json.loads(options.json.read_text())
     cells = {cell["seed"]: cell for cell in report["cells"]}
+    draw = draw_wide_cell if options.wide else draw_cell
+    policies = WIDE_POLICIES if options.wide else DRAWN_POLICIES
+    if options.policies:
+        policies = tuple(options.policies.split(","))
     seeds = range(HALVES[options.drawn], 2 * options.cells, 2)
-    draw, policies = (
-        (draw_wide_cell, WIDE_POLICIES) if options.wide else (draw_cell, DRAWN_POLICIES)
-    )
-    for seed in cells if options.again else [seed for seed in seeds if seed not in cells]:
+    for seed in list(cells) if options.again else seeds:
+        lacks = [name for name in policies if name not in cells.get(seed, {})]
+        if not (lacks or options.again):
+            continue
         drawn = draw(seed)
         trace = draw_trace(drawn)
-        if options.again:
-            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], ("adaptive",))
-        else:
-            whole = unbounded_bytes(trace, drawn.spec)
-            least = least_capacity(load_spec(drawn.spec).costs)
+        if seed not in cells:
+            whole, least = (
+                unbounded_bytes(trace, drawn.spec),
+                least_capacity(load_spec(drawn.spec).costs),
+            )
             cells[seed] = drawn.told() | {"capacity": max(least, int(whole * drawn.share))}
-            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], policies)
+        run = ("adaptive",) if options.again else tuple(lacks)
+        cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], run)
+        if not options.again:
             write_json(options.json, report | {"cells": list(cells.values())})
         print_cell(cells[seed])
     report = {"attempts": [*report["attempts"], header() | drawn_summary(list(cells.values()))]}
@@ -197,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--drawn", choices=HALVES, help="cells drawn at random, of this half of the seeds"
     )
     parser.add_argument("--wide", action="store_true", help="drawn over wider ranges")
+    parser.add_argument("--policies", help="of drawn cells; the file's other ones are kept")
     parser.add_argument("--cells", type=int, default=200, help="how many are drawn")
     parser.add_argument(
         "--again", action="store_true", help="run adaptive in the file's drawn cells"

@@ -26,8 +26,10 @@ class Adaptive(EvictionPolicy):
     """Orders nodes by (tokens spared / bytes freed) ** SAVINGS_EXPONENT * index of their point.
 
     The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`). It is
-    an estimate. So of all that is worth hardly more than the least and is past its peak, the oldest goes first; how
-    much more that may be, `Points.tolerance` says. Nodes of one class, age step and (rounded) ratio share a queue, in which the one that came first goes first: a
+    an estimate: of all that is worth hardly more than the least, and is past its peak, the oldest goes first. How much
+    more that may be follows from what evictions cost so far (`Points.tolerance`).
+
+    Nodes of one class, age step and (rounded) ratio share a queue, in which the one that came first goes first: a
     victim is found among the queues, however many nodes there are.
 
     Args:
