@@ -129,7 +129,7 @@ class Adaptive(EvictionPolicy):
         """
         used, tables = len(self._keys), self.points.tables
         cells = self._cells[:used]
-        scores = self._values[:used] * tables.index.reshape(-1).take(cells)
+        scores: np.ndarray = self._values[:used] * tables.index.reshape(-1).take(cells)
         row = int(scores.argmin())
         falling = tables.falling.reshape(-1)
         if not falling[cells[row]]:

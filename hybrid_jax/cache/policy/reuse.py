@@ -57,7 +57,7 @@ class LifeTables:
         self._counts = np.zeros((3, 0, self.num_bins))
         self._noted: list[tuple[int, int, int]] = []  # what, class and bin, not counted yet
         self.index = np.zeros((0, self.num_bins * STEPS))
-        self.falling = np.zeros((0, self.num_bins * STEPS), bool)
+        self.falling: np.ndarray = np.zeros((0, self.num_bins * STEPS), bool)
         self._add((), -1, 1.0)
 
     def __len__(self) -> int:

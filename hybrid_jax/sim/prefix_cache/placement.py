@@ -42,7 +42,7 @@ def best_positions(
     places = np.unique([start, *(align_down(int(depth), grain) for depth in depths)])
     places = places[places >= start]
     # Weight, and weight * depth, of the overlaps below each place; of all of them at the end: [n + 1].
-    bounds = np.append(np.searchsorted(depths, places), len(depths))
+    bounds: np.ndarray = np.append(np.searchsorted(depths, places), len(depths))
     below = np.append(0.0, np.cumsum(weights))[bounds]
     moment = np.append(0.0, np.cumsum(weights * depths))[bounds]
     # Row i, column j: tokens to compute again of overlaps from place i up to place j, if i is the deepest of them.
