@@ -53,8 +53,6 @@ def best_positions(
     for _ in range(min(count, len(places) - 1)):
         totals = best[:-1, None] + again
         last = totals.argmin(axis=0)
-        if not totals[last[-1], -1] < best[-1]:
-            break
         chosen.append(last)
         best = np.take_along_axis(totals, last[None], axis=0)[0]
     positions, place = [], len(places)
