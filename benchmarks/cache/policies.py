@@ -5,7 +5,7 @@ runs through the same classes an engine uses, in request order. What counts is h
 (least recently used) and `optimal` (it knows the future, and is a lower bound of the best) a policy closes. The
 traces are stand-ins but for Mooncake's log: see traces/README.md.
 
-    python benchmarks/cache/policies.py [--traces chat,log] [--specs paper_7b] [--json FILE]
+    python benchmarks/cache/policies.py [--traces chat,log] [--specs paper_7b] [--policies sglang,...] [--json FILE]
     python benchmarks/cache/policies.py --drawn tuning|judging [--wide] [--cells 200] [--json FILE]
     python benchmarks/cache/policies.py --figures all|3a,3b,... [--out FOLDER] [--trace-folder FOLDER]
 
@@ -62,10 +62,17 @@ def unbounded_bytes(trace: list[TraceRequest], spec: str) -> int:
     return cache.peak
 
 
-def run_cell(trace: list[TraceRequest], name: str, spec: str, share: float, whole: int) -> dict:
+def run_cell(
+    trace: list[TraceRequest],
+    name: str,
+    spec: str,
+    share: float,
+    whole: int,
+    policies: tuple[str, ...] = POLICIES,
+) -> dict:
     """Hit rates and processor seconds of every policy in one cell."""
     cell = {"trace": name, "spec": spec, "share": round(share, 4), "capacity": int(whole * share)}
-    return cell | rates(trace, spec, cell["capacity"], POLICIES)
+    return cell | rates(trace, spec, cell["capacity"], policies)
 
 
 def rates(
@@ -90,9 +97,11 @@ def summary(cells: list[dict]) -> dict:
     """What the targets ask for."""
     shares = {
         policy: [s for cell in cells if (s := closed(cell, policy)) is not None]
-        for policy in (*FIXED, "adaptive")
+        for policy in (*FIXED, "seglen", "adaptive", "placed")
+        if all(policy in cell for cell in cells)
     }
-    best = [max(cell[policy] for policy in FIXED) for cell in cells]
+    fixed = ("sglang", *FIXED, "seglen")
+    best = [max(cell[policy] for policy in fixed if policy in cell) for cell in cells]
     return {
         "cells": len(cells),
         "cells_with_a_gap": len(shares["adaptive"]),
@@ -108,7 +117,8 @@ def summary(cells: list[dict]) -> dict:
 
 
 def print_cell(cell: dict) -> None:
-    told = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in POLICIES if policy in cell)
+    ran = [policy for policy in (*POLICIES, "seglen", "placed") if policy in cell]
+    told = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in ran)
     print(f"{cell['trace']:<7}{cell['spec']:<16}{cell['share']:<8.3f}{told}", flush=True)
 
 
@@ -117,6 +127,7 @@ def run_cells(options: argparse.Namespace) -> None:
     cells = []
     if options.json and options.json.exists():
         cells = json.loads(options.json.read_text())["cells"]
+    policies = tuple(options.policies.split(",")) if options.policies else POLICIES
     done = {(cell["trace"], cell["spec"], cell["share"]) for cell in cells}
     for name in options.traces.split(","):
         trace = read_trace(FOLDER / COMMITTED[name].file)
@@ -124,7 +135,7 @@ def run_cells(options: argparse.Namespace) -> None:
             todo = [share for share in SHARES if (name, spec, round(share, 4)) not in done]
             whole = unbounded_bytes(trace, spec) if todo else 0
             for share in todo:
-                cells.append(run_cell(trace, name, spec, share, whole))
+                cells.append(run_cell(trace, name, spec, share, whole, policies))
                 print_cell(cells[-1])
                 write_json(options.json, header() | {"summary": summary(cells), "cells": cells})
     print(json.dumps(summary(cells), indent=1))
@@ -208,7 +219,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--drawn", choices=HALVES, help="cells drawn at random, of this half of the seeds"
     )
     parser.add_argument("--wide", action="store_true", help="drawn over wider ranges")
-    parser.add_argument("--policies", help="of drawn cells; the file's other ones are kept")
+    parser.add_argument(
+        "--policies", help="which run; for cells of traces sglang, adaptive and optimal at least"
+    )
     parser.add_argument("--cells", type=int, default=200, help="how many are drawn")
     parser.add_argument(
         "--again", action="store_true", help="run adaptive in the file's drawn cells"

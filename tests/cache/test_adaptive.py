@@ -6,7 +6,6 @@ import pytest
 
 from hybrid_jax.cache.policy.adaptive import Adaptive
 from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
-from hybrid_jax.cache.policy.reuse import STEPS
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.node import ARENA, Held, Node
 from tests.cache.pools import is_stored
@@ -29,8 +28,8 @@ def checkpoints(cache: SimulatedCache) -> set[str]:
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("history", [10**6, 300])
 @pytest.mark.parametrize("grain", [1, 8])
-def test_the_victim_is_the_oldest_of_those_that_are_worth_least(kind, history, grain):
-    num_victims = not_least = 0
+def test_the_victim_is_worth_the_least_of_all_candidates(kind, history, grain):
+    num_victims = 0
     for seed, capacity in enumerate((60, 250, 600)):
         cache = checked(kind, capacity, history=history, grain=grain)
         for pair in traffic(seed, 150):
@@ -38,8 +37,7 @@ def test_the_victim_is_the_oldest_of_those_that_are_worth_least(kind, history, g
             cache.check_invariants()
             cache.tree.policy.check()
         num_victims += len(cache.tree.policy.victims)
-        not_least += cache.tree.policy.not_least
-    assert num_victims > 200 and not_least > 20
+    assert num_victims > 200
 
 
 def test_an_empty_one_has_no_victim():
@@ -272,50 +270,6 @@ def test_the_beginning_that_all_chats_share_stays_when_no_chat_does(capacity):
         chats[turn % 20] += f"{turn:03}"
         hits.append(ask(cache, chats[turn % 20]))
     assert min(hits[100:]) == len(LINE)
-
-
-@pytest.mark.parametrize("kind", COSTS)
-def test_what_an_eviction_cost_counts_as_missed(kind):
-    cache, told = checked(kind, 1000), []
-    points = cache.tree.policy.points
-    points.look_up = lambda num_tokens, missed: told.append((num_tokens, missed))
-    for prompt in (LINE, LINE + "aa"):
-        ask(cache, prompt)
-    (node,) = (n for n in cache.tree.root.walk() if text(n) == LINE + "aa")
-    cache.tree._evict(node)
-    ask(cache, LINE + "aabb")  # from the line: two tokens are missed
-    ask(cache, "else")
-    cache.tree.make_room(1000)
-    ask(cache, LINE + "aabbcc")  # from nothing
-    assert told == [(40, 0), (42, 0), (44, 2), (4, 0), (46, 44)]
-
-
-def test_orders_of_two_tiers_have_one_tolerance():
-    order = Adaptive(COSTS["hybrid"])
-    below = order.again()
-    order.points.look_up(100, 50)
-    assert below.points.tolerance == order.points.tolerance == 1.1
-
-
-def past_its_peak(order: Adaptive, age: int) -> bool:
-    """Whether the index of all points falls at an age."""
-    tables = order.points.tables
-    return bool(tables.falling[0, STEPS * tables.bin_of(age)])
-
-
-@pytest.mark.parametrize(("missed", "victim"), [(0, "a" * 100), (10**9, "b")])
-def test_the_oldest_goes_where_little_is_missed_and_the_least_where_much_is(missed, victim):
-    # A checkpoint takes 10 bytes: the old one spares a hundred tokens with it, the young one a single one.
-    cache = checked("recurrent", 10_000)
-    for prompt in ("a" * 100, *"cdef", "b"):
-        ask(cache, prompt)
-    order = cache.tree.policy
-    for node in list(order.candidates):
-        if text(node) not in ("a" * 100, "b"):
-            order.discard(node)
-    assert past_its_peak(order, 1)
-    order.points.look_up(10**9, missed)
-    assert text(Adaptive.pop(order)) == victim
 
 
 # --- history --------------------------------------------------------------------------------------

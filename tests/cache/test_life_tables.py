@@ -202,31 +202,3 @@ def test_more_classes_than_there_was_room_for_keep_what_was_counted():
     tables.update()
     assert tables.index[60] == pytest.approx(tables.index[0])
     assert tables.index[60].min() > 0
-
-
-# --- where an index falls -----------------------------------------------------------------------------
-
-
-def test_an_index_falls_from_its_peak_on(two_bins):
-    # Nothing seen: uses per time are highest at first. Uses in the second bin alone: they are highest before it.
-    early = two_bins.class_of(("early",))
-    late = two_bins.class_of(("late",))
-    filled(two_bins, late, used=0, lived=400, lost=0)
-    filled(two_bins, late, used=400, lived=0, lost=0, age_bin=1)
-    filled(two_bins, early, used=400, lived=0, lost=0)
-    two_bins.update()
-    for number in (early, late):
-        index = two_bins.index[number].tolist()
-        peak = index.index(max(index))
-        assert two_bins.falling[number].tolist() == [step >= peak for step in range(4)]
-    assert two_bins.falling[early].all() and not two_bins.falling[late, 0]
-
-
-def test_a_new_class_falls_where_its_parent_does():
-    tables = LifeTables()
-    filled(tables, 0, used=0, lived=100, lost=0)
-    filled(tables, 0, used=90, lived=10, lost=0, age_bin=3)
-    tables.update()
-    classes = [tables.class_of((name,)) for name in range(40)]  # more than there was room for
-    assert not tables.falling[0].all()
-    assert (tables.falling[classes] == tables.falling[0]).all()

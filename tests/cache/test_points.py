@@ -361,27 +361,3 @@ def test_going_on_again_and_again_makes_a_run_of_eight_at_most(points, relation,
 def test_parting_from_what_had_parted_makes_a_run_of_two(points, relation, expected):
     last = with_point(points, 100, END, relation, 1)
     assert points.relate(last, 140, 200) == Relation(kind=PARTED, run=expected)
-
-
-# --- what evictions cost ------------------------------------------------------------------------------
-
-
-def test_scores_count_as_equal_within_a_factor_that_missed_tokens_bring_down():
-    points = Points()
-    for num_tokens, missed, share in [
-        (100, 0, 0.0),
-        (100, 50, 50 / 199.9),
-        (200, 0, 49.95 / 399.7001),
-    ]:
-        points.look_up(num_tokens, missed)
-        assert points.tolerance == pytest.approx(1 + 0.05 / max(1e-6, share))
-
-
-def test_missed_tokens_are_forgotten_after_a_thousand_requests_or_so():
-    points = Points()
-    for _ in range(3000):
-        points.look_up(100, 100)
-    assert points.tolerance == pytest.approx(1.05)
-    for _ in range(1000):
-        points.look_up(100, 0)
-    assert points.tolerance == pytest.approx(1 + 0.05 * np.e, abs=0.01)

@@ -26,12 +26,11 @@ class CheckedAdaptive(Adaptive):
     Attributes:
         tree: whose candidates it orders, once it is made.
         victims: points of those that went.
-        not_least: how many of them did not have the least score.
     """
 
     def __init__(self, costs: Costs):
         super().__init__(costs)
-        self.victims, self.not_least = [], 0
+        self.victims = []
 
     def key(self, node: Node) -> tuple[int, int, int]:
         """Class, step of age, and rounded savings per byte, from scratch."""
@@ -49,38 +48,16 @@ class CheckedAdaptive(Adaptive):
         ratio = 2 ** (level / STEPS_PER_OCTAVE)
         return ratio**SAVINGS_EXPONENT * self.points.tables.index[life_class, step]
 
-    def falls(self, node: Node) -> bool:
-        """The index of its class was never higher at a greater age than now, nor is."""
-        life_class, step, _ = self.key(node)
-        index = self.points.tables.index[life_class]
-        return step >= max(range(len(index)), key=index.__getitem__)
-
-    def allowed(self, candidates: list[Node]) -> list[Node]:
-        """Who may go, by the rule as it is told."""
-        scores = {node: self.score(node) for node in candidates}
-        least = min(scores.values())
-        lowest = [node for node in candidates if scores[node] == pytest.approx(least, rel=1e-9)]
-        found = [node for node in lowest if not self.falls(node)]
-        if len(found) < len(lowest):
-            most = self.points.tolerance * least * (1 + 1e-9)
-            near = [node for node in candidates if scores[node] <= most and self.falls(node)]
-            oldest = max(self.key(node)[1] for node in near)
-            near = [node for node in near if self.key(node)[1] == oldest]
-            least = min(scores[node] for node in near)
-            found += [node for node in near if scores[node] == pytest.approx(least, rel=1e-9)]
-        self.not_least += not set(found) & set(lowest)
-        return found
-
     def pop(self) -> Node | None:
         candidates = [
             n for n in self.tree.root.walk() if self.tree.arena.candidates._where(n) is not None
         ]
-        allowed = self.allowed(candidates) if candidates else []
+        scores = {node: self.score(node) for node in candidates}
         victim = super().pop()
         if victim is None:
             assert not candidates
         else:
-            assert victim in allowed
+            assert scores[victim] == pytest.approx(min(scores.values()), rel=1e-9)
             self.victims.append(victim.note)
         return victim
 

@@ -25,10 +25,7 @@ SHARED = (BRANCH, DECLARED)  # kinds of points that many prompts have in common
 class Adaptive(EvictionPolicy):
     """Orders nodes by (tokens spared / bytes freed) ** SAVINGS_EXPONENT * index of their point.
 
-    The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`). It is
-    an estimate: of all that is worth hardly more than the least, and is past its peak, the oldest goes first. How much
-    more that may be follows from what evictions cost so far (`Points.tolerance`).
-
+    The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`).
     Nodes of one class, age step and (rounded) ratio share a queue, in which the one that came first goes first: a
     victim is found among the queues, however many nodes there are.
 
@@ -52,9 +49,8 @@ class Adaptive(EvictionPolicy):
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
         self._free: list[int] = []
-        # Of each queue: class and step, in the table of indices as one row; the step alone.
+        # Of each queue's class and step, in the table of indices as one row.
         self._cells: np.ndarray = np.zeros(64, np.intp)
-        self._steps: np.ndarray = np.zeros(64, np.intp)
         self._values = np.full(64, np.inf)  # inf: no members
 
     def again(self) -> Adaptive:
@@ -93,12 +89,10 @@ class Adaptive(EvictionPolicy):
             self._members.append({})
             if row == len(self._values):
                 self._cells = np.concatenate((self._cells, np.zeros(row, np.intp)))
-                self._steps = np.concatenate((self._steps, np.zeros(row, np.intp)))
                 self._values = np.concatenate((self._values, np.full(row, np.inf)))
         self._rows[key] = row
         life_class, step, level = key
         self._cells[row] = life_class * len(self.points.tables.steps) + step
-        self._steps[row] = step
         self._values[row] = 2.0 ** (SAVINGS_EXPONENT * level / STEPS_PER_OCTAVE)
         return row
 
@@ -118,27 +112,12 @@ class Adaptive(EvictionPolicy):
         self.catch_up()
         if not self.candidates:
             return None
-        node = next(iter(self._members[self._last()]))
+        used = len(self._keys)
+        index: np.ndarray = self.points.tables.index.reshape(-1).take(self._cells[:used])
+        row = int((self._values[:used] * index).argmin())
+        node = next(iter(self._members[row]))
         self.discard(node)
         return node
-
-    def _last(self) -> int:
-        """The queue to evict from: of the least score; if that is falling, the oldest of those that are near it.
-
-        Of equally old ones the least.
-        """
-        used, tables = len(self._keys), self.points.tables
-        cells = self._cells[:used]
-        scores: np.ndarray = self._values[:used] * tables.index.reshape(-1).take(cells)
-        row = int(scores.argmin())
-        falling = tables.falling.reshape(-1)
-        if not falling[cells[row]]:
-            return row
-        near = np.flatnonzero(scores <= self.points.tolerance * scores[row])
-        near = near[falling.take(cells[near])]
-        steps = self._steps[near]
-        oldest = near[steps == steps.max()]
-        return int(oldest[scores[oldest].argmin()])
 
     def catch_up(self) -> None:
         """Moves the nodes whose points grew older, or are of another class, to where they belong."""
@@ -174,7 +153,6 @@ class Adaptive(EvictionPolicy):
         points.next_request()
         path = end_node.path()
         last, resumed = self._deepest(path, min(known_len, num_tokens - 1))
-        points.look_up(num_tokens, 0 if last is None else last.end - self._reached(last))
         relation = points.relate(last, known_len, num_tokens)
         if last is not None:
             points.use(last)
@@ -202,15 +180,6 @@ class Adaptive(EvictionPolicy):
                 if node.slots if self.costs.checkpoint_bytes else node.held:
                     return last, node
         return last, None
-
-    def _reached(self, node: Node) -> int:
-        """The end of the deepest point up to a node's that is in this tier; 0 for none."""
-        while node.parent is not None:
-            held = node.slots if self.costs.checkpoint_bytes else node.held
-            if node.note is not None and self.tier in held:
-                return node.end
-            node = node.parent
-        return 0
 
     def ended(self, node: Node, relation: Relation) -> None:
         """A sequence ends at this node; `relation` is what `asked` made of its prompt."""

@@ -23,9 +23,6 @@ SAME_PATH = 0.5  # share of a prompt that must be known before it counts as rela
 SAME_PLACE = 0.02
 DEAD = 0.001  # of the parents' hazard
 MAX_RUN, MAX_PARTED_RUN = 8, 2
-MISS_MEMORY = 1000  # requests over which the share of missed tokens is taken
-MISSED = 0.05  # share of tokens missed at which scores may differ by a factor of two
-LEAST_MISSED = 1e-6
 
 
 @dataclass(eq=False, slots=True)
@@ -93,8 +90,6 @@ class Points:
 
     Attributes:
         tables: what was learned.
-        tolerance: factor within which two scores count as equal. It is near 1 where evictions cost many tokens, and
-            the order has to be trusted; where they cost few, there is little to gain and the oldest goes first.
     """
 
     def __init__(self) -> None:
@@ -103,8 +98,6 @@ class Points:
         self._clock = 0.0
         self._request = 0
         self._mean_log_gap, self._num_gaps = 0.0, 0
-        self._missed = self._looked_up = 0.0  # tokens, older ones fading
-        self.tolerance = 1 + MISSED / LEAST_MISSED
         self._serial = 0
         # For each step the lives that have not come to it: (since, life, point), in the order in which they began.
         # Nothing comes after the last step, so the queue after it keeps none.
@@ -118,18 +111,6 @@ class Points:
         """
         self._moved.append({})
         return self._moved[-1]
-
-    def look_up(self, num_tokens: int, missed: int) -> None:
-        """A prompt came.
-
-        Args:
-            num_tokens: of it.
-            missed: how many of them were known up to a point but have to be computed, since it was evicted.
-        """
-        kept = 1 - 1 / MISS_MEMORY
-        self._missed = kept * self._missed + missed
-        self._looked_up = kept * self._looked_up + num_tokens
-        self.tolerance = 1 + MISSED / max(LEAST_MISSED, self._missed / self._looked_up)
 
     def next_request(self) -> None:
         """Lets time pass; every so many requests the tables are updated, so that every index may change."""

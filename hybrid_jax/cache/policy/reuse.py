@@ -39,8 +39,6 @@ class LifeTables:
         edges: lower bounds of the bins, and the end of the last one: float64[num_bins + 1].
         steps: ages at which the index changes: lower bounds of STEPS equal parts of every bin.
         index: float64[classes, num_bins * STEPS] uses per unit of time, as of the last `update`.
-        falling: bool[classes, num_bins * STEPS] the index is at its peak or behind it: from here on, the older a
-            point is, the less it is worth.
     """
 
     def __init__(self) -> None:
@@ -57,7 +55,6 @@ class LifeTables:
         self._counts = np.zeros((3, 0, self.num_bins))
         self._noted: list[tuple[int, int, int]] = []  # what, class and bin, not counted yet
         self.index = np.zeros((0, self.num_bins * STEPS))
-        self.falling: np.ndarray = np.zeros((0, self.num_bins * STEPS), bool)
         self._add((), -1, 1.0)
 
     def __len__(self) -> int:
@@ -88,16 +85,8 @@ class LifeTables:
             )
             more = np.zeros((grown - number, self.num_bins * STEPS))
             self.index = np.concatenate((self.index, more))
-            self.falling = np.concatenate((self.falling, more > 0))
-        self._renew(number)
+        self.index[number] = self._indices(self._hazards()[number:])[0]
         return number
-
-    def _renew(self, first: int) -> None:
-        """Computes the indices of classes from `first` on anew."""
-        index = self._indices(self._hazards()[first:])
-        self.index[first : len(self)] = index
-        peaks = index.argmax(axis=1)[:, None]
-        self.falling[first : len(self)] = np.arange(index.shape[1]) >= peaks
 
     def bin_of(self, age: float) -> int:
         """The bin of an age of at least 1."""
@@ -124,7 +113,7 @@ class LifeTables:
         """Ages all counts a little and computes every index anew."""
         counts = self.counts()
         counts *= DECAY
-        self._renew(0)
+        self.index[: len(self)] = self._indices(self._hazards())
 
     def _hazards(self) -> np.ndarray:
         """Probability of being used in a bin, given that the point came so far: float64[classes, num_bins]."""
