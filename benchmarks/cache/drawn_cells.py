@@ -3,6 +3,10 @@
 A seed gives one cell. Its load is chats, agents, questions about documents or a part of Mooncake's log, or two of
 these, one after the other or both at once. Every number that describes a load is drawn anew, over wider ranges than
 those after the files in traces/. Only the log was recorded.
+
+Wide cells are drawn over the ranges where a policy can lose most: mostly chats, of 2 to 60 turns whose lengths spread
+by a sigma of 0.2 to 2, arrivals over three orders, and capacities from 2 % to 80 % of what a cache that never evicts
+would hold. Their model is the Marconi paper's, in the paper's bytes or in real ones.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from hybrid_jax.sim.prefix_cache.traces import Segments, TraceRequest, read_trac
 REQUESTS = (800, 2000)  # of a cell; with fewer, single long prompts decide which policy is ahead
 MOST_TOKENS = 32_768  # of a prompt and its output
 SHARES = (1 / 24, 1 / 2)  # of what a cache that never evicts would hold
+WIDE_SHARES = (0.02, 0.8)
 SPECS = {  # and how likely each is; in the paper's bytes more was lost than in others
     "paper_7b": 0.25,
     "jamba_1_5_mini": 0.125,
@@ -31,6 +36,7 @@ SPECS = {  # and how likely each is; in the paper's bytes more was lost than in 
     "qwen3_next_80b": 0.125,
     "llama_3_1_8b": 0.125,
 }
+WIDE_SPECS = {"paper_7b": 0.5, "paper_7b_real": 0.5}
 FIRST_SEGMENT = 1 << 30  # the log's own are smaller
 
 Spans = list[list[int]]  # [segment, tokens]
@@ -86,6 +92,23 @@ def draw_cell(seed: int) -> DrawnCell:
         requests=int(_between(rng, *REQUESTS)),
         spec=str(rng.choice(list(SPECS), p=list(SPECS.values()))),
         share=_between(rng, *SHARES),
+    )
+
+
+def draw_wide_cell(seed: int) -> DrawnCell:
+    """The wide cell of one seed."""
+    rng = np.random.default_rng([seed, 2])
+    order = str(rng.choice(["alone", "then", "and"], p=[0.6, 0.2, 0.2]))
+    draws = {"chats": draw_wide_chats, "agents": draw_agents, "documents": draw_documents}
+    names = rng.choice(list(draws), size=1 if order == "alone" else 2, p=[0.7, 0.15, 0.15])
+    return DrawnCell(
+        seed=seed,
+        loads=tuple((str(name), draws[str(name)](rng)) for name in names),
+        order=order,
+        first=1.0 if order == "alone" else round(rng.uniform(0.3, 0.7), 2),
+        requests=int(_between(rng, *REQUESTS)),
+        spec=str(rng.choice(list(WIDE_SPECS), p=list(WIDE_SPECS.values()))),
+        share=_between(rng, *WIDE_SHARES),
     )
 
 
@@ -189,6 +212,22 @@ def draw_chats(rng: np.random.Generator) -> dict[str, float]:
         "systems": int(rng.integers(0, 4)),
         "system": int(_between(rng, 50, 2000)),
         "again": _uniform(rng, 0, 0.25) if rng.random() < 0.5 else 0.0,
+    }
+
+
+def draw_wide_chats(rng: np.random.Generator) -> dict[str, float]:
+    """Chats whose number of turns, spread of lengths and arrivals are drawn over wide ranges."""
+    turns = _between(rng, 2, 60)
+    least = max(1, int(turns * rng.random()))
+    return draw_chats(rng) | {
+        "users": int(_between(rng, 4, 300)),
+        "ramp": _between(rng, 10, 10_000),
+        "between": _between(rng, 1, 1000),
+        "turns least": least,
+        "turns more": round(turns - least, 2),
+        "asked sigma": _uniform(rng, 0.2, 2),
+        "answered sigma": _uniform(rng, 0.2, 2),
+        "pause sigma": _uniform(rng, 0.2, 2),
     }
 
 

@@ -5,15 +5,16 @@ runs through the same classes an engine uses, in request order. What counts is h
 (least recently used) and `optimal` (it knows the future, and is a lower bound of the best) a policy closes. The
 traces are stand-ins but for Mooncake's log: see traces/README.md.
 
-    python benchmarks/cache/policies.py [--traces chat,log] [--specs paper_7b] [--json FILE]
-    python benchmarks/cache/policies.py --drawn tuning|judging [--cells 200] [--again] [--json FILE]
+    python benchmarks/cache/policies.py [--traces chat,log] [--specs paper_7b] [--policies sglang,...] [--json FILE]
+    python benchmarks/cache/policies.py --drawn tuning|judging [--wide] [--cells 200] [--json FILE]
     python benchmarks/cache/policies.py --figures all|3a,3b,... [--out FOLDER] [--trace-folder FOLDER]
 
 A file is gone on with: cells that it has are not run again.
 
-With --drawn, loads, models and capacities are drawn at random (see drawn_cells.py), to see what `adaptive` can lose.
-Even seeds are there to try things on, odd ones to judge them. Each --again runs `adaptive` in all cells of the file
-once more and counts as an attempt. With --figures, the Marconi paper's figures are made: see figures/.
+With --drawn, loads, models and capacities are drawn at random (see drawn_cells.py), to see what `adaptive` can lose;
+with --wide, over wider ranges. Even seeds are there to try things on, odd ones to judge them. Each --again runs
+`adaptive` in all cells of the file once more and counts as an attempt. With --figures, the Marconi paper's figures are
+made: see figures/.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 
-from benchmarks.cache.drawn_cells import draw_cell, draw_trace
+from benchmarks.cache.drawn_cells import draw_cell, draw_trace, draw_wide_cell
 from benchmarks.cache.figures import command
 from benchmarks.cache.figures.loads import COMMITTED, FOLDER, Traces
 from benchmarks.cache.figures.runs import grain_of
 from benchmarks.common import header, write_json
 from hybrid_jax.sim.model_specs import load_spec
-from hybrid_jax.sim.prefix_cache.caches import make_cache
+from hybrid_jax.sim.prefix_cache.caches import least_capacity, make_cache
 from hybrid_jax.sim.prefix_cache.request_order import simulate
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 
@@ -45,7 +46,8 @@ SPECS = (
 FIXED = ("lru", "alpha:0.2", "alpha:0.5", "alpha:1", "alpha:2", "marconi", "marconi-code")
 POLICIES = ("vllm", "sglang", *FIXED, "adaptive", "optimal", "infinite")
 DRAWN_POLICIES = ("lru", "sglang", "marconi", "adaptive", "optimal")
-PLAIN = ("lru", "sglang", "marconi")  # what `adaptive` is not to fall behind
+WIDE_POLICIES = (*DRAWN_POLICIES, "seglen")
+BESIDE = ("adaptive", "optimal")  # `adaptive` is not to fall behind any other of a drawn cell
 HALVES = {"tuning": 0, "judging": 1}  # the first seed; every other one follows
 NUM_WORST = 10
 LEAST_GAP = 0.01  # of the tokens, between sglang and optimal, for a share of it to mean something
@@ -60,10 +62,17 @@ def unbounded_bytes(trace: list[TraceRequest], spec: str) -> int:
     return cache.peak
 
 
-def run_cell(trace: list[TraceRequest], name: str, spec: str, share: float, whole: int) -> dict:
+def run_cell(
+    trace: list[TraceRequest],
+    name: str,
+    spec: str,
+    share: float,
+    whole: int,
+    policies: tuple[str, ...] = POLICIES,
+) -> dict:
     """Hit rates and processor seconds of every policy in one cell."""
     cell = {"trace": name, "spec": spec, "share": round(share, 4), "capacity": int(whole * share)}
-    return cell | rates(trace, spec, cell["capacity"], POLICIES)
+    return cell | rates(trace, spec, cell["capacity"], policies)
 
 
 def rates(
@@ -79,8 +88,8 @@ def rates(
 
 
 def closed(cell: dict, policy: str) -> float | None:
-    """Share of the gap between sglang and optimal; None where there is hardly one."""
-    gap = cell["optimal"] - cell["sglang"]
+    """Share of the gap between sglang and optimal; None where there is hardly one, or optimal has not run."""
+    gap = cell.get("optimal", 0) - cell["sglang"]
     return (cell[policy] - cell["sglang"]) / gap if gap > LEAST_GAP else None
 
 
@@ -88,9 +97,11 @@ def summary(cells: list[dict]) -> dict:
     """What the targets ask for."""
     shares = {
         policy: [s for cell in cells if (s := closed(cell, policy)) is not None]
-        for policy in (*FIXED, "adaptive")
+        for policy in (*FIXED, "seglen", "adaptive", "placed")
+        if all(policy in cell for cell in cells)
     }
-    best = [max(cell[policy] for policy in FIXED) for cell in cells]
+    fixed = ("sglang", *FIXED, "seglen")
+    best = [max(cell[policy] for policy in fixed if policy in cell) for cell in cells]
     return {
         "cells": len(cells),
         "cells_with_a_gap": len(shares["adaptive"]),
@@ -106,7 +117,8 @@ def summary(cells: list[dict]) -> dict:
 
 
 def print_cell(cell: dict) -> None:
-    told = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in POLICIES if policy in cell)
+    ran = [policy for policy in (*POLICIES, "seglen", "placed") if policy in cell]
+    told = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in ran)
     print(f"{cell['trace']:<7}{cell['spec']:<16}{cell['share']:<8.3f}{told}", flush=True)
 
 
@@ -115,6 +127,7 @@ def run_cells(options: argparse.Namespace) -> None:
     cells = []
     if options.json and options.json.exists():
         cells = json.loads(options.json.read_text())["cells"]
+    policies = tuple(options.policies.split(",")) if options.policies else POLICIES
     done = {(cell["trace"], cell["spec"], cell["share"]) for cell in cells}
     for name in options.traces.split(","):
         trace = read_trace(FOLDER / COMMITTED[name].file)
@@ -122,15 +135,16 @@ def run_cells(options: argparse.Namespace) -> None:
             todo = [share for share in SHARES if (name, spec, round(share, 4)) not in done]
             whole = unbounded_bytes(trace, spec) if todo else 0
             for share in todo:
-                cells.append(run_cell(trace, name, spec, share, whole))
+                cells.append(run_cell(trace, name, spec, share, whole, policies))
                 print_cell(cells[-1])
                 write_json(options.json, header() | {"summary": summary(cells), "cells": cells})
     print(json.dumps(summary(cells), indent=1))
 
 
 def behind(cell: dict) -> float:
-    """Points by which `adaptive` is behind the best plain policy; below 0 where it is ahead."""
-    return 100 * (max(cell[policy] for policy in PLAIN) - cell["adaptive"])
+    """Points by which `adaptive` is behind the best plain policy that ran; below 0 where it is ahead."""
+    plain = [cell[policy] for policy in WIDE_POLICIES if policy in cell and policy not in BESIDE]
+    return 100 * (max(plain) - cell["adaptive"])
 
 
 def drawn_summary(cells: list[dict]) -> dict:
@@ -141,14 +155,20 @@ def drawn_summary(cells: list[dict]) -> dict:
     return {
         "cells": len(cells),
         "cells_with_a_gap": len(with_gap),
+        "within_0.3_points_%": round(100 * float((lost <= 0.3).mean()), 1),
         "within_half_a_point_%": round(100 * float((lost <= 0.5).mean()), 1),
+        "within_0.7_points_%": round(100 * float((lost <= 0.7).mean()), 1),
         "within_a_point_%": round(100 * float((lost <= 1).mean()), 1),
-        "within_half_a_point_with_a_gap_%": round(100 * float((gaps <= 0.5).mean()), 1),
+        "within_half_a_point_with_a_gap_%": round(100 * float((gaps <= 0.5).mean()), 1)
+        if with_gap
+        else None,
         "worst_points": round(-float(lost.max()), 2),
         "mean_points": round(-float(lost.mean()), 2),
         "mean_share_of_gap_closed_%": round(
             100 * float(np.mean([closed(cell, "adaptive") for cell in with_gap])), 2
-        ),
+        )
+        if with_gap
+        else None,
         "worst_cells": [
             {"seed": cell["seed"], "trace": cell["trace"], "spec": cell["spec"]}
             | {"share": cell["share"], "points": round(-behind(cell), 2)}
@@ -158,21 +178,31 @@ def drawn_summary(cells: list[dict]) -> dict:
 
 
 def run_drawn(options: argparse.Namespace) -> None:
-    """Cells of one half of the seeds that the file lacks, or `adaptive` in all that it has."""
+    """What the file lacks of cells of one half of the seeds, or `adaptive` in all that it has."""
     report: dict = {"attempts": [], "cells": []}
     if options.json and options.json.exists():
         report = json.loads(options.json.read_text())
     cells = {cell["seed"]: cell for cell in report["cells"]}
+    draw = draw_wide_cell if options.wide else draw_cell
+    policies = WIDE_POLICIES if options.wide else DRAWN_POLICIES
+    if options.policies:
+        policies = tuple(options.policies.split(","))
     seeds = range(HALVES[options.drawn], 2 * options.cells, 2)
-    for seed in cells if options.again else [seed for seed in seeds if seed not in cells]:
-        drawn = draw_cell(seed)
+    for seed in list(cells) if options.again else seeds:
+        lacks = [name for name in policies if name not in cells.get(seed, {})]
+        if not (lacks or options.again):
+            continue
+        drawn = draw(seed)
         trace = draw_trace(drawn)
-        if options.again:
-            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], ("adaptive",))
-        else:
-            whole = unbounded_bytes(trace, drawn.spec)
-            cells[seed] = drawn.told() | {"capacity": int(whole * drawn.share)}
-            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], DRAWN_POLICIES)
+        if seed not in cells:
+            whole, least = (
+                unbounded_bytes(trace, drawn.spec),
+                least_capacity(load_spec(drawn.spec).costs),
+            )
+            cells[seed] = drawn.told() | {"capacity": max(least, int(whole * drawn.share))}
+        run = ("adaptive",) if options.again else tuple(lacks)
+        cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], run)
+        if not options.again:
             write_json(options.json, report | {"cells": list(cells.values())})
         print_cell(cells[seed])
     report = {"attempts": [*report["attempts"], header() | drawn_summary(list(cells.values()))]}
@@ -187,6 +217,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--drawn", choices=HALVES, help="cells drawn at random, of this half of the seeds"
+    )
+    parser.add_argument("--wide", action="store_true", help="drawn over wider ranges")
+    parser.add_argument(
+        "--policies", help="which run; for cells of traces sglang, adaptive and optimal at least"
     )
     parser.add_argument("--cells", type=int, default=200, help="how many are drawn")
     parser.add_argument(

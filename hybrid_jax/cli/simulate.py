@@ -37,8 +37,8 @@ def simulate(
     policy: Annotated[
         str,
         typer.Option(
-            help="none, vllm, sglang, lru, marconi, marconi-code, adaptive, optimal, infinite, or alpha:X or "
-            "alpha-code:X for a fixed weight."
+            help="none, vllm, sglang, lru, marconi, marconi-code, seglen, adaptive, optimal, placed, infinite, or "
+            "alpha:X or alpha-code:X for a fixed weight."
         ),
     ] = "adaptive",
     capacity: Annotated[str, typer.Option(help="Memory of the cache: 5GB, 5GiB or bytes.")] = "5GB",

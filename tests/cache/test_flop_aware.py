@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware
+from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware, replay_length
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.costs import Costs
@@ -228,3 +228,30 @@ def test_a_chain_of_checkpoints_is_rebased_link_by_link():
     for count in (4, 3, 2):
         evict(cache.tree, 1)
         assert [stands(cache, text) for text in chain] == [True] * count + [False] * (5 - count)
+
+
+# --- other efficiencies -----------------------------------------------------------------------------
+
+
+def test_the_replay_length_counts_from_the_nearest_checkpoint_above():
+    cache = simulated(0)
+    for text in ("a" * 20, "a" * 50, "a" * 50 + "b" * 7, "a" * 50 + "c" * 9):
+        ask(cache, text)
+    lengths = {}
+    for node in cache.tree.root.walk():
+        if node.has_checkpoint(ARENA):
+            above = [part.end for part in node.path()[:-1] if part.has_checkpoint(ARENA)]
+            lengths[node.end] = node.end - max(above, default=0)
+            assert replay_length(node, COSTS) == lengths[node.end]
+    assert lengths == {20: 20, 50: 30, 57: 7, 59: 9}
+
+
+@pytest.mark.parametrize(("weight", "victim"), [(0.05, 0), (0.85, 1)])
+def test_by_replay_length_a_short_entry_goes_before_an_older_long_one(weight, victim):
+    order = FlopAware(weight / (1 - weight), COSTS, efficiency=replay_length)
+    cache = SimulatedCache(COSTS, 10_000, order)
+    for text in ("a" * 40, "b" * 10, "c" * 20):
+        ask(cache, text)
+    # Lengths, scaled: 1, 0 and 1/3. Recency is 0 for the first and little for the second.
+    gone = order.pop()
+    assert gone.end == (40, 10)[victim]

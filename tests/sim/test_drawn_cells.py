@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cache import drawn_cells, policies
-from benchmarks.cache.drawn_cells import DRAWS, DrawnCell, draw_cell, draw_trace
+from benchmarks.cache.drawn_cells import DRAWS, DrawnCell, draw_cell, draw_trace, draw_wide_cell
 from hybrid_jax.cache.tree.node import common_prefix_len
 
 
@@ -154,3 +154,45 @@ def test_a_summary_counts_cells_by_how_far_adaptive_is_behind():
     assert [row["points"] for row in found["worst_cells"]] == [-2, -0.7, -0.4, 10]
     # (100 + 46.5 + 40) / 3
     assert found["mean_share_of_gap_closed_%"] == pytest.approx(62.17, abs=0.01)
+
+
+# --- wide cells -------------------------------------------------------------------------------------
+
+
+def test_wide_cells_cover_turns_spreads_arrivals_capacities_and_both_kinds_of_bytes():
+    cells = [draw_wide_cell(seed) for seed in range(300)]
+    assert draw_wide_cell(3) == draw_wide_cell(3) != draw_wide_cell(5)
+    assert {one.spec for one in cells} == {"paper_7b", "paper_7b_real"}
+    shares = [one.share for one in cells]
+    assert 0.02 * 0.99 <= min(shares) < 0.03 and 0.6 < max(shares) <= 0.8 * 1.01
+    chats = [drawn for one in cells for name, drawn in one.loads if name == "chats"]
+    turns = [drawn["turns least"] + drawn["turns more"] for drawn in chats]
+    assert 1.9 <= min(turns) < 3 and 45 < max(turns) <= 60.6
+    for name in ("asked sigma", "answered sigma", "pause sigma"):
+        values = [drawn[name] for drawn in chats]
+        assert 0.2 <= min(values) < 0.3 and 1.9 < max(values) <= 2
+    for name in ("ramp", "between"):
+        values = [drawn[name] for drawn in chats]
+        assert max(values) > 500 * min(values)
+
+
+def test_what_a_file_lacks_of_its_cells_is_run_and_the_rest_is_kept(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def rates(trace, spec, capacity, names):
+        ran.append(names)
+        return {name: 0.5 for name in names}
+
+    monkeypatch.setattr(policies, "rates", rates)
+    monkeypatch.setattr(policies, "draw_trace", lambda drawn: [])
+    monkeypatch.setattr(policies, "unbounded_bytes", lambda trace, spec: 10**12)
+    run = ["--drawn", "judging", "--wide", "--json", str(tmp_path / "cells.json"), "--cells"]
+    policies.main([*run, "1", "--policies", "lru,sglang,adaptive"])
+    policies.main([*run, "2", "--policies", "lru,sglang,adaptive,optimal"])
+    policies.main([*run, "2", "--policies", "lru,sglang,adaptive,optimal"])
+    assert ran == [
+        ("lru", "sglang", "adaptive"), ("optimal",), ("lru", "sglang", "adaptive", "optimal"),
+    ]  # fmt: skip
+    report = json.loads((tmp_path / "cells.json").read_text())
+    assert [cell["seed"] for cell in report["cells"]] == [1, 3]
+    assert len(report["attempts"]) == 3

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hybrid_jax.cache.policy.value import freed_bytes, saved_flops
+from hybrid_jax.cache.policy.value import freed_bytes, saved_flops, saved_tokens
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
 from hybrid_jax.cache.tree.node import ARENA, Node
 from hybrid_jax.costs import Costs
@@ -130,6 +130,14 @@ def whole_prefix_efficiency(node: Node, costs: Costs, tier: int = ARENA) -> floa
     The slip in its feed-forward term is left out; it changes hit rates by less than half a point.
     """
     return saved_flops(node, costs, tier) / max(1, costs.prefix_bytes(node.end))
+
+
+def replay_length(node: Node, costs: Costs, tier: int = ARENA) -> float:
+    """Tokens to replay from the nearest resume point above if the node goes: SegLen's stand-in for the efficiency.
+
+    It knows neither FLOPs nor bytes (abdelfattah-lab.github.io/blogs/seglen, for SGLang's tree).
+    """
+    return saved_tokens(node, tier)
 
 
 def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:

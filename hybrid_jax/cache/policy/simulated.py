@@ -122,12 +122,8 @@ class SimulatedCache:
             return
         end = tree.announce(whole[:last])
         self._policy.ended(end, relation)
-        ends = (
-            [branch]
-            if costs.checkpoint_bytes and branch >= match.hit_len + self._least_branch
-            else []
-        )
-        ends = [n for n in [*ends, last] if costs.prefix_bytes(n) <= self.capacity]
+        wanted = self.wanted(match.hit_len, branch, last)
+        ends = [n for n in wanted if costs.prefix_bytes(n) <= self.capacity]
         branch_bytes = costs.checkpoint_bytes + costs.windowed(len(whole))
         self.budget.lend(costs.prefix_bytes(len(whole)) + branch_bytes)
         for position in ends:
@@ -135,6 +131,16 @@ class SimulatedCache:
         tree.make_room(0)
         self.budget.settle()
         tree.conclude(end)
+
+    def wanted(self, hit_len: int, branch: int, last: int) -> list[int]:
+        """Where a request leaves checkpoints under a policy that learns, ascending; two at most.
+
+        Args:
+            hit_len: tokens that it skipped. branch: where it parted from what was known. last: the end of its
+                output. Both are multiples of the grain.
+        """
+        parts = self.costs.checkpoint_bytes and branch >= hit_len + self._least_branch
+        return [branch, last] if parts else [last]
 
     def _fill(self, tokens: np.ndarray, match: Match) -> None:
         """Caches a prefix that fits, or counts it as just used where it stands; `match` is of all its tokens."""

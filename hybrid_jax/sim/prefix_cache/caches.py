@@ -6,8 +6,10 @@
 - lru: the same checkpoints; any with at most one child goes, least recently used first.
 - marconi: FLOP-aware eviction as the paper reads, alpha tuned by replaying the first requests.
 - marconi-code: FLOP-aware eviction as the published code computes it, alpha tuned the same way.
+- seglen: replay length to the nearest checkpoint above and recency, 0.85 to 0.15, as SegLen weighs them.
 - adaptive: what has the least to gain goes first, by reuse as learned from what was asked.
 - optimal: knows what will be asked: a lower bound of what can be reached.
+- placed: knows what will be asked, and leaves a sequence's checkpoints, one or two, where that wants them.
 - infinite: the longest prefix that any earlier request shares: no cache can hit more.
 """
 
@@ -22,6 +24,7 @@ from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.cache.policy.flop_aware import (
     FlopAware,
     own_edge_efficiency,
+    replay_length,
     whole_prefix_efficiency,
 )
 from hybrid_jax.cache.policy.simulated import SimulatedCache
@@ -30,15 +33,19 @@ from hybrid_jax.cache.policy.tuner import AlphaTuner
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.prefix_cache.clairvoyant import Clairvoyant
+from hybrid_jax.sim.prefix_cache.placement import best_positions, later_overlaps
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 BLOCK_TOKENS = 32
 HISTORY_TOKENS = 1 << 22
+ALL_TOKENS = 1 << 40
 HISTORY_SHARE = 0.001  # of the cache's bytes
+PLACED = 2  # checkpoints of a sequence, no more than a policy that learns leaves
+SEGLEN_WEIGHT = 0.85  # of the replay length; the rest is recency's
 
 NAMES = (
-    *("none", "vllm", "sglang", "lru", "marconi", "marconi-code", "adaptive"),
-    *("optimal", "infinite"),
+    *("none", "vllm", "sglang", "lru", "marconi", "marconi-code", "seglen", "adaptive"),
+    *("optimal", "placed", "infinite"),
 )
 FIXED = {"alpha": own_edge_efficiency, "alpha-code": whole_prefix_efficiency}
 
@@ -75,11 +82,17 @@ def make_cache(
         assert isinstance(tuned, FlopAware), "only a weight of FLOPs is tuned"
         return Tuned(costs, capacity, tuned, grain=grain)
 
+    if policy == "placed":
+        return Placed(costs, capacity, trace, grain=grain)
+
     known = 0  # tokens, beyond those that are cached
     order: EvictionPolicy
     name, _, value = policy.partition(":")
     if policy == "optimal":
-        order, known = Clairvoyant(trace, costs), 1 << 40
+        order, known = Clairvoyant(trace, costs), ALL_TOKENS
+    elif policy == "seglen":
+        weight = SEGLEN_WEIGHT / (1 - SEGLEN_WEIGHT)
+        order = FlopAware(weight, costs, efficiency=replay_length)
     elif name in FIXED and value:
         order = FlopAware(_number(value), costs, efficiency=FIXED[name])
     elif policy in NAMES:
@@ -137,6 +150,33 @@ class Tuned(Simulated):
         hit_len = super().request(prompt, whole)
         self._tuner.observe(prompt, whole, evictions=self.evictions)
         return hit_len
+
+
+class Placed(Simulated):
+    """The clairvoyant's cache, whose sequences leave their checkpoints where they spare later prompts most.
+
+    `optimal` knows what to evict, but leaves checkpoints as every policy does: a shared prefix gets one with its
+    second prompt, so that the third is the first to use it. Here the first leaves it.
+
+    Args:
+        costs: of the model. capacity: bytes. trace: what it will be asked. grain: tokens between resume points.
+    """
+
+    def __init__(
+        self, costs: Costs, capacity: int, trace: Sequence[TraceRequest], *, grain: int = 1
+    ):
+        order = Clairvoyant(trace, costs)
+        super().__init__(costs, capacity, order, grain=grain, history_tokens=ALL_TOKENS)
+        self._overlaps = iter(later_overlaps(trace))
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> int:
+        self._shared = next(self._overlaps)
+        return super().request(prompt, whole)
+
+    def wanted(self, hit_len: int, branch: int, last: int) -> list[int]:
+        if not self.costs.checkpoint_bytes:
+            return [last]
+        return best_positions(self._shared, PLACED, start=hit_len, grain=self.grain)
 
 
 class NoCache:
