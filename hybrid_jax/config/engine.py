@@ -159,9 +159,9 @@ class EngineConfig:
             positive(self, "memory")
         must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
         must(self, "host_memory", self.host_memory >= 0, "at least 0")
-        rounds = self.exact and self.cache.checkpoints != CHECKPOINTS[0]
-        what = "False with checkpoints='int8', which round what a hit goes on from"
-        must(self, "exact", not rounds, what)
+        form = self.cache.checkpoints
+        good = not self.exact or form == "float32"
+        must(self, "cache", good, "with checkpoints='float32' in exact mode", repr(form))
         kept = not self.host_memory or self.cache.policy != "off"
         must(self, "host_memory", kept, "0 with cache='off', for it holds what the cache evicts")
         if self.cache_dir is None:

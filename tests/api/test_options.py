@@ -177,7 +177,7 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"exact": True, "cache": CacheConfig(checkpoints="int8")},
             ValueError,
-            "LLM: exact must be False with checkpoints='int8', which round what a hit goes on from, got True",
+            "LLM: cache must be with checkpoints='float32' in exact mode, got 'int8'",
         ),
         (
             {"cache": "best"},

@@ -200,7 +200,7 @@ MISTAKES = [
     ("inspect --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
     (
         "generate x --checkpoints int8 --exact",
-        "--exact must be False with --checkpoints int8, which round what a hit goes on from, got True",
+        "--cache must be with --checkpoints float32 in exact mode, got 'int8'",
     ),
     (
         "simulate --trace IN/empty --host-memory 8GB",
