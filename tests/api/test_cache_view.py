@@ -131,7 +131,7 @@ def test_what_came_from_the_hosts_memory_is_said():
         asked.ask(prompt)
     assert "[0, 96)" in str(asked.view.tree()) and "in the host's memory" in str(asked.view.tree())
     said = asked.ask([*first, 7])
-    assert said.endswith("computed. 96 of the skipped ones were copied back from the host's memory")
+    assert said.endswith("computed. 96 of the skipped ones came from the host's memory")
     asked.engine.check()
 
 

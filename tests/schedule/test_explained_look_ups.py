@@ -63,8 +63,8 @@ class Recount:
         return ended
 
     def explain(self, real):
-        def explain(history, sequence, match, hit_len, loaded):
-            found = real(history, sequence, match, hit_len, loaded)
+        def explain(history, sequence, match, hit_len, **loaded):
+            found = real(history, sequence, match, hit_len, **loaded)
             self.check(sequence, found, hit_len)
             return found
 
