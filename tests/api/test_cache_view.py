@@ -14,7 +14,7 @@ from hybrid_jax.cache.tree.node import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
 from tests.schedule.simulated_engine import Engine, tokens_of
 
-MODEL = SimpleNamespace(recurrent=True)  # it has recurrent layers
+MODEL = SimpleNamespace(vocab_size=50, recurrent=True)  # it has recurrent layers
 
 MOST = "192 were possible"
 

@@ -256,7 +256,7 @@ def twice() -> list[Request]:
     return make_requests() + make_requests("again")
 
 
-COPIES = (Below._keep, Below.fetch, Below.end_plan, Below.received, copies.copy_of, copies.save)
+COPIES = (Below.keep, Below.fetch, Below.end_plan, Below.received, copies.copy_of, copies.save)
 COPIES += (copies.publish, HostFrames.save, HostFrames.load)
 
 
