@@ -229,9 +229,12 @@ class Disk:
     def save(self, save: Save, copies: Sequence[Any]) -> None:
         """Hands over the copies of a prefix, arrays uint32[frame_words] that may still be being computed."""
         num_bytes = len(copies) * self.geometry.frame_bytes
-        with self._room:
-            self._waiting_bytes += num_bytes
-            self._names_waiting |= save.names
+
+        def over() -> None:
+            with self._room:
+                self._waiting_bytes -= num_bytes
+                self._names_waiting -= save.names
+                self._room.notify_all()
 
         def job() -> None:
             try:
@@ -241,12 +244,16 @@ class Disk:
                 self.writing = False
                 LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
             finally:
-                with self._room:
-                    self._waiting_bytes -= num_bytes
-                    self._names_waiting -= save.names
-                    self._room.notify_all()
+                over()
 
-        self._writer.do(job)
+        with self._room:
+            self._waiting_bytes += num_bytes
+            self._names_waiting |= save.names
+        try:
+            self._writer.do(job)
+        except BaseException:
+            over()
+            raise
 
     def _write(self, save: Save, copies: Sequence[Any]) -> None:
         geometry, chain, position = self.geometry, save.chain, save.position

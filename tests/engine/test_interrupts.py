@@ -28,6 +28,7 @@ from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.engine.steps.step import StepKind
 from hybrid_jax.engine.steps.verify import Verify
+from hybrid_jax.engine.tiers import host_frames
 from hybrid_jax.engine.tiers.host_frames import HostFrames
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory
@@ -36,7 +37,11 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.schedule.suffix import SuffixDrafter
+from hybrid_jax.schedule.tiers import arrivals
 from hybrid_jax.schedule.tiers.below import Below
+from hybrid_jax.schedule.tiers.on_disk import OnDisk
+from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.folder import files_of
 from tests.drawing import left_to_all
 from tests.tiny_models import VOCAB, tiny_engine
 
@@ -267,6 +272,46 @@ def test_an_exception_at_any_line_of_a_copy_loses_and_repeats_nothing(function, 
     undisturbed = serve(engine, twice())[0]
     assert min(engine.stats()["host_saves"], engine.stats()["host_loads"]) > 0
     raise_at_each_line(engine, undisturbed, function, twice)
+    engine.close()
+
+
+ON_DISK = (OnDisk.note, OnDisk.settle, OnDisk.fetch, OnDisk.end_plan, Disk.wants, Disk.read)
+ON_DISK += (arrivals.arrive, host_frames.copy_in)
+
+
+@pytest.mark.parametrize("function", ON_DISK, ids=lambda function: function.__qualname__)
+@left_to_all("OnDisk.note", "OnDisk.settle", "Disk", "arrive", "copy_in")
+def test_an_exception_at_any_line_of_a_copy_to_disk_loses_nothing(function, tmp_path):
+    engine = make_engine(cache_dir=str(tmp_path), disk_memory=1 << 30)
+
+    def from_disk() -> tuple[dict[str, list[int]], int]:
+        """The requests, then the same from what they have left in a folder that was empty."""
+        engine.reset_prefix_cache()
+        engine.disk.flush()
+        for file in files_of(tmp_path):
+            file.path.unlink()
+        engine.disk.folder.scan()
+        first, raised = serve(engine, make_requests())
+        while engine.has_saves or engine.has_work:
+            with contextlib.suppress(Interrupted, KeyboardInterrupt):
+                engine.step()
+        engine.disk.flush()
+        engine.reset_prefix_cache()
+        second, more = serve(engine, make_requests("again"))
+        return first | second, raised + more
+
+    undisturbed = from_disk()[0]
+    assert min(engine.stats()["disk_saves"], engine.stats()["disk_loads"]) > 0
+    with Tracer([function]).installed() as tracer:
+        from_disk()
+    reached = 0
+    for index, line in enumerate(sorted(tracer.hits, key=lambda line: line[1])):
+        error = (Interrupted, KeyboardInterrupt)[index % 2]
+        with Tracer([function], (line, 1), error=error).installed():
+            reported, raised = from_disk()
+        reached += raised  # threads may be so fast that a line does not run
+        assert reported == undisturbed, f"after {function.__qualname__} line {line[1]}"
+    assert reached > 0
     engine.close()
 
 
