@@ -205,6 +205,8 @@ class Admission:
             if copies is None:
                 break
             self.waiting.remove(sequence)
+            if self.memory.on_disk is not None:
+                self.memory.on_disk.forget(sequence)
             self.seats.take(sequence, parent.goal)
             hit, of_parent = sequence.request.hit, parent.request.hit
             if sequence.request.is_new:

@@ -121,12 +121,15 @@ class Read:
             failed, self.failed = self.failed, True
         return not failed
 
-    def part_is_done(self) -> None:
-        """A part was read, or has failed."""
+    def part_is_done(self) -> bool:
+        """A part was read, or has failed; returns whether it was the last one."""
         with self._lock:
             self._parts_left -= 1
-            if not self._parts_left:
-                self._done.set()
+            return not self._parts_left
+
+    def finish(self) -> None:
+        """All parts are done."""
+        self._done.set()
 
 
 class Disk:
@@ -208,7 +211,9 @@ class Disk:
         Args:
             named: names of parts that will be handed over.
         """
-        name, named = _checkpoint(chain, position), self._names_waiting.union(named)
+        name = _checkpoint(chain, position)
+        with self._room:
+            named = self._names_waiting.union(named)
         if not self.writing or name in self.folder or name in named:
             return None
         ends = [end for end in self._lacking(chain, position) if _pages(chain, end) not in named]
@@ -292,10 +297,10 @@ class Disk:
             parts.append(functools.partial(self._read_end, found, chain))
         found.begin(len(parts))
         for part in parts:
-            self._readers.do(functools.partial(self._watched, found, part))
+            self._readers.do(functools.partial(self._watched, found, chain, part))
         return found
 
-    def _watched(self, found: Read, part: Callable[[], None]) -> None:
+    def _watched(self, found: Read, chain: Chain, part: Callable[[], None]) -> None:
         """Reads a part of a prefix; whatever goes wrong, the prefix is a miss."""
         try:
             if not found.failed:
@@ -308,7 +313,10 @@ class Disk:
                     "a cached prefix is computed anew: %s", error if expected else repr(error)
                 )
         finally:
-            found.part_is_done()
+            if found.part_is_done():
+                if not found.failed:
+                    self.touch(chain, found.position)
+                found.finish()
 
     def _read_run(self, found: Read, chain: Chain, end: int) -> None:
         geometry, begin = self.geometry, run_begin(end)

@@ -129,6 +129,44 @@ def test_what_the_arena_had_when_a_read_began_may_be_gone_when_it_ends(kind):
     engine.check()
 
 
+@pytest.mark.parametrize("below", [0, 400])
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_what_a_plan_loads_is_not_copied_to_disk_before_it_is_there(kind, below):
+    """A prefix that still waits to be written was given away, and comes back in the plan that would copy it."""
+    engine, disk, prompt = filled(200, num_frames=200, kind=kind, host_frames=below)
+    memory, chain = engine.scheduler.memory, disk.chain(np.array(prompt, np.int32))
+    [(true, states)] = [disk.entries[chain.name(192)]]
+    if below:
+        engine.add(prompt, max_tokens=1)
+        engine.run()
+        memory.make_room(memory.frames.num_frames - 1)
+        engine.add([7], max_tokens=1)  # its plan takes the save along
+        engine.run()
+    for length in (192,) if kind == "hybrid" else (128, 192):
+        if below:  # the host's memory has it, and the disk not
+            disk.entries.pop(chain.name(length), None)
+        memory.on_disk._waiting[chain.name(length)] = chain, np.array(prompt[:length], np.int32)
+    engine.add([*prompt, 3], max_tokens=1)
+    while engine.step() or engine.scheduler.has_work:
+        pass
+    assert engine.counters["host_loads"] == 1 if below else disk.counters.loads == 1
+    for length in (128, 192):
+        pages, of_state = disk.entries.get(chain.name(length), ({}, []))
+        assert all(frame == true[place] for place, frame in pages.items())
+        assert of_state in ([], states)
+    engine.check()
+
+
+def test_a_sibling_that_forks_leaves_its_read_behind():
+    engine, disk, prompt = filled(num_frames=200)
+    disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: 3})()
+    for number in range(6):
+        engine.add_siblings(3, [*prompt, number + 3, 4], max_tokens=3)
+        engine.run()
+        assert not engine.scheduler.memory.on_disk._reads
+    engine.check()
+
+
 def test_an_aborted_prompt_leaves_its_read_behind():
     engine, disk, prompt = filled(num_frames=200)
     disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: 10**6})()

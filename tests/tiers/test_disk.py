@@ -113,6 +113,20 @@ def test_what_prompts_share_is_written_once(tmp_path):
     assert same(load(disk, other, 608), content(disk, other, 608))
 
 
+def test_what_is_read_counts_as_just_used(tmp_path):
+    disk = open_disk(tmp_path)
+    for seed in range(3):
+        save(disk, prompt(seed), 320)
+    disk.flush()
+    for file in files_of(tmp_path):
+        os.utime(file.path, (1000, 1000))
+    assert load(disk, prompt(1), 320)
+    used = {file.path.name for file in files_of(tmp_path) if file.used > 1000}
+    chain = disk.chain(prompt(1))
+    ends = module._pages(chain, 256), module._pages(chain, 320)
+    assert used == {*ends, module._checkpoint(chain, 320)}
+
+
 def test_only_the_pages_that_are_wanted_are_read(tmp_path):
     disk = open_disk(tmp_path, "llama")
     tokens = prompt(1)

@@ -8,6 +8,7 @@ tree. A prompt waits while its prefix is read, and others go on. Then its plan c
 from __future__ import annotations
 
 import functools
+from collections.abc import Set
 from enum import Enum
 
 import numpy as np
@@ -90,8 +91,12 @@ class OnDisk:
         if found is not None and not self._save(*found):
             self.disk.counters.saves_dropped += 1
 
-    def _save(self, chain: Chain, tokens: np.ndarray) -> bool:
-        """Has the plan that is being made copy a prefix; False if it cannot."""
+    def _save(self, chain: Chain, tokens: np.ndarray, loading: Set[int] = frozenset()) -> bool:
+        """Has the plan that is being made copy a prefix; False if it cannot.
+
+        Args:
+            loading: frames that the plan loads. What is evicted is in none of them.
+        """
         length, tree = len(tokens), self._tree
         save = self.disk.wants(chain, length, self._names)
         if save is None:
@@ -101,6 +106,8 @@ class OnDisk:
         if found.hit_len != length or not room:
             return False
         frames = frames_of(tree, found.node, length, save.places)
+        if found.node.pins or not loading.isdisjoint(frames.tolist()):
+            return False  # the plan loads it, after it would have been copied
         self._names |= save.names
         give = functools.partial(self.disk.save, save)
         self._saves.append(Outgoing(arena=frames, give=give))
@@ -173,12 +180,14 @@ class OnDisk:
 
     def end_plan(self, plan: Plan) -> None:
         """Tells a plan that is made what it copies, with some of what waits to be written."""
-        for node in self._pinned:
-            self._tree.unpin(node)
+        loads = [*(load.arena for load in plan.loads), *(load.arena for load in self._loads)]
+        loading = {frame for frames in loads for frame in frames.tolist()}
         while self._waiting and self.disk.has_room and self._num_saved < self._most_frames:
             name = next(iter(self._waiting))
-            if not self._save(*self._waiting.pop(name)):
+            if not self._save(*self._waiting.pop(name), loading):
                 self.disk.counters.saves_dropped += 1
+        for node in self._pinned:
+            self._tree.unpin(node)
         plan.to_disk, plan.from_disk = self._saves, self._loads
         self._saves, self._loads, self._pinned, self._names = [], [], [], set()
 
