@@ -533,6 +533,7 @@ def running(config, engine, sizes, backend=XLA, not_triton=None, left_to_xla=Non
         sizes=sizes,
         device=Device(),
         backend=backend,
+        about_disk="",
         not_triton=not_triton or {},
         left_to_xla=left_to_xla or {},
         max_model_len=256,
