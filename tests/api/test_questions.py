@@ -38,7 +38,7 @@ def asked(monkeypatch):
     return counts
 
 
-def test_questions_and_answers_can_be_sent_to_another_process(asked):
+def test_questions_and_answers_can_be_sent_to_another_process(asked, tmp_path):
     with tiny_llm(**SMALL) as llm:
         prompt = "x" * 70
         [output] = llm.generate(prompt, GREEDY)
@@ -48,6 +48,7 @@ def test_questions_and_answers_can_be_sent_to_another_process(asked):
         assert "70 prompt tokens" in str(llm.cache.explain(output))
         assert llm.cache.describe().splitlines()[1].startswith('[0, 64) "' + "x" * 32 + '" ...:')
         assert llm.cache.what_if(policy="lru").requests == 1
+        assert llm.cache.save(prompt, tmp_path / "prefix") == llm.cache.load(tmp_path / "prefix")
         llm.reset_prefix_cache()
         assert llm.cache.nodes() == []
         [after] = llm.logprobs(prompt)
