@@ -85,6 +85,8 @@ def rates(engine: Engine, rounds: int) -> dict[str, Any]:
         return found.num_bytes / (time.perf_counter() - start)
 
     def plain_write(_) -> float:
+        for file in plain.iterdir():
+            file.unlink()
         data, start = words.view(np.uint8), time.perf_counter()
         for number, size in enumerate(sizes):
             with (plain / str(number)).open("wb") as file:
