@@ -275,6 +275,9 @@ class Engine:
             self._dispatch_next()
             tree, geometry = self.scheduler.memory.tree, self.geometry
             prompt = np.asarray(tokens, np.int32)
+            narrowing = self.scheduler.memory.narrowing
+            if narrowing is not None and narrowing.is_due:
+                return 0  # a plan in flight must be received first
             if tree is None or not (hit := tree.match(prompt, least=0).found[ARENA]).hit_len:
                 return 0
             length = hit.hit_len
@@ -308,9 +311,12 @@ class Engine:
         return len(tokens)
 
     def _dispatch_next(self) -> None:
-        """Dispatches a plan that is made and was put off: what it computes may be in the tree already."""
-        if self._next is not None:
-            plan, self._next = self._next, None
+        """Dispatches a plan that was put off, or one that narrows: the tree has what they are still to write."""
+        plan, self._next = self._next, None
+        narrowing = self.scheduler.memory.narrowing
+        if not plan and narrowing is not None and narrowing.is_due:
+            plan = self.scheduler.plan() or None
+        if plan:
             self._pending.append(self.runner.execute(plan, self.runner.missing(plan)))
 
     # --- around it --------------------------------------------------------------------------------

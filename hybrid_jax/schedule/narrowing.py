@@ -64,6 +64,11 @@ class Narrowing:
             self._tree.unpin(node)
         self._pinned, self.planning = [], False
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the cache has checkpoints that the next plan narrows: their frames are still those of rows."""
+        return bool(self._due)
+
     def entry(self, tokens: np.ndarray) -> int:
         """The checkpoint that the cache has at the end of a prefix; 0 for none."""
         node, known_len = self._tree.reach(tokens)

@@ -92,6 +92,23 @@ def test_narrow_checkpoints_come_back_as_they_were(filled, tmp_path):
         assert answers(llm) == (filled[1], [0] * 4)
 
 
+def test_a_narrow_checkpoint_is_saved_as_soon_as_its_prompt_has_ended(tmp_path):
+    file, options = (
+        tmp_path / "prefix.safetensors",
+        SMALL | {"cache": CacheConfig(checkpoints="int8")},
+    )
+    longer = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    with tiny_llm(**options) as llm:
+        [output] = llm.generate([{"prompt_token_ids": PROMPTS[0]}], longer)
+        prompt = [*PROMPTS[0], *output.outputs[0].token_ids]
+        assert llm.cache.save(prompt, file) == 320
+        saved, from_memory = file.read_bytes(), answers(llm, [prompt])
+        assert llm.cache.save(prompt, file) == 320 and file.read_bytes() == saved
+    with tiny_llm(**options) as llm:
+        assert llm.cache.load(file) == 320
+        assert answers(llm, [prompt]) == from_memory
+
+
 def test_prompts_wait_for_what_is_read_and_others_go_on(filled, folder, monkeypatch):
     """A read that takes long holds up one prompt alone."""
     gate, read, names = threading.Event(), Folder.read, []
