@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,18 +14,20 @@ from hybrid_jax.cli.exits import JsonOption, note, write_json, write_rows
 from hybrid_jax.tiers.folder import CHECKPOINT, about_root, check_form, files_of, prune
 from hybrid_jax.tiers.part_file import Damaged, read_part
 
+ACTIONS = ("show", "prune", "verify")
 SECONDS = {"day": 86_400, "hour": 3_600, "minute": 60}
 
 
 def cache(
     action: Annotated[
-        Literal["show", "prune", "verify"],
+        str,
         typer.Argument(
+            metavar="ACTION",
             help="show: what models the folder has prefixes of. prune: remove what was not used for longest, down to "
-            "--to. verify: read every file, and name those that are damaged."
+            "--to. verify: read every file, and name those that are damaged.",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(help="The folder, LLM's cache_dir.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder, LLM's cache_dir.")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -41,6 +43,8 @@ def cache(
 
     Engines may use the folder meanwhile. The exit code of verify is 1 if damaged files are left.
     """
+    if action not in ACTIONS:
+        raise ValueError(f"cache: ACTION must be show, prune or verify, got {action!r}")
     if to is not None and action != "prune":
         raise ValueError(f"--to goes with prune only, got {to}")
     if remove and action != "verify":
@@ -48,13 +52,12 @@ def cache(
     if not folder.exists():
         raise FileNotFoundError(f"cache: {folder} does not exist")
     check_form(folder)
-    match action:
-        case "show":
-            found = _show(folder)
-        case "prune":
-            found = _prune(folder, to)
-        case "verify":
-            found = _verify(folder, remove=remove)
+    if action == "show":
+        found = _show(folder)
+    elif action == "prune":
+        found = _prune(folder, to)
+    else:
+        found = _verify(folder, remove=remove)
     rows = found.pop("rows")
     if as_json:
         write_json(found)

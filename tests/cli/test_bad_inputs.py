@@ -180,7 +180,7 @@ MISTAKES = [
     ("simulate --trace IN/list", "IN/list, line 1: must be one JSON object, got list"),
     (
         "simulate --trace IN/empty --policy foo",
-        "simulate: no policy 'foo'; known are none, vllm, sglang, lru, marconi, marconi-code, adaptive, optimal, ",
+        "simulate: no policy 'foo'; known are none, vllm, sglang, lru, marconi, marconi-code, seglen, adaptive, ",
     ),
     ("simulate --trace IN/empty --clock arrivals --policy foo", "--policy must be one of off, lru, "),
     ("simulate --trace IN/empty", "IN/empty: a trace must hold at least one request, got none"),
@@ -217,6 +217,16 @@ MISTAKES = [
     ("inspect --state-group 2", "--kv-group and --state-group need a cut"),
     ("inspect --kv-cache-dtype int8", "--kv-cache-dtype must be auto or fp8, got 'int8'"),
     ("inspect llama_3_1_8b_swiftkv --cut 4", "the model has a cut after layer 16 already"),
+    # cache
+    ("cache", "Missing argument 'ACTION'"),
+    ("cache show", "Missing argument 'FOLDER'"),
+    ("cache drop IN", "cache: ACTION must be show, prune or verify, got 'drop'"),
+    ("cache show /nowhere", "cache: /nowhere does not exist"),
+    ("cache show IN/text", "IN/text is a file; give a folder"),
+    ("cache show IN", "IN has other files in it, and no hybrid_jax_cache.json; give an empty or a new folder"),
+    ("cache show IN --to 5GB", "--to goes with prune only, got 5GB"),
+    ("cache prune IN --remove", "--remove goes with verify only"),
+    ("generate ab --disk-memory 5GB", "--disk-memory must be left out without --cache-dir, got 5000000000"),
     # pool-sim
     ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),
     ("pool-sim --pool 1KB", "--pool must hold one request of jamba_1_5_mini"),
