@@ -288,6 +288,11 @@ class CacheView:
                 )
             case Why.NO_ROOM:
                 return f"The cache had {what} at {position}, but there was no room for both that and this request"
+            case Why.SLOWER:
+                return (
+                    f"{look_up.slower_from.capitalize()} had {what} at {position}, but by the speeds measured here "
+                    f"it takes longer to load that than to compute the tokens after {hit}"
+                )
             case Why.ASKED_FOR:
                 return (
                     "The request asked for numbers of its prompt's tokens (log-probabilities, or the mean of hidden "

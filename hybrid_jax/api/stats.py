@@ -90,6 +90,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "host_loaded_frames": "frames copied for them",
         "host_loaded_tokens": "tokens of these that the cache did not have itself",
         "host_loads_without_room": "prefixes there that a prompt could have used, but for room to copy them back",
+        "host_loads_slower": "prefixes there that were computed all the same, because that takes less time",
     },
     "Tier on disk": {
         "disk_files": "files there of this model, now",
@@ -102,6 +103,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "disk_loaded_tokens": "tokens of these that the cache did not have itself",
         "disk_loads_failed": "prefixes that could not be read, because a file was damaged or gone",
         "disk_loads_without_room": "prefixes that were read, but there was no room for them",
+        "disk_loads_slower": "prefixes there that were computed all the same, because that takes less time",
     },
     "Speculation": {
         "verifications": "rows of steps that judged drafts",

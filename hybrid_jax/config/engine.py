@@ -17,6 +17,7 @@ CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 SHAPES = ("fine", "coarse")
 KV_CACHE_DTYPES = ("auto", "fp8")
 CHECKPOINTS = ("float32", "int8")
+LOADS = ("faster", "always")
 MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 
@@ -36,6 +37,8 @@ class CacheConfig:
         checkpoints: how recurrent states are kept in the cache. "float32" keeps them as they are. "int8" keeps a byte
             for each number, and scales, so that about a quarter of the memory is enough; prompts that hit then
             differ a little from those that do not.
+        loads: which prefixes come back from the host's memory and from disk. "faster": those that take less time to
+            load than to compute, by the speeds that the engine measures. "always": all, so that two runs load the same.
 
     Example:
         >>> CacheConfig().policy
@@ -45,6 +48,7 @@ class CacheConfig:
     policy: str = "adaptive"
     history_tokens: int = 1 << 22
     checkpoints: Literal["float32", "int8"] = "float32"
+    loads: Literal["faster", "always"] = "faster"
 
     def __post_init__(self) -> None:
         known = self.policy in CACHE_POLICIES or fixed_alpha(self.policy) is not None
@@ -53,6 +57,7 @@ class CacheConfig:
         integers(self, "history_tokens")
         must(self, "history_tokens", self.history_tokens >= 0, "at least 0")
         one_of(self, "checkpoints", CHECKPOINTS)
+        one_of(self, "loads", LOADS)
 
 
 def resolve_dtype(dtype: str, stored: str, *, on_cpu: bool) -> Literal["float32", "bfloat16"]:

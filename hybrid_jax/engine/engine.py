@@ -31,12 +31,14 @@ from hybrid_jax.engine.this_device import (
     this_device,
 )
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
+from hybrid_jax.engine.tiers.prompt_clock import PromptClock
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
+from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.sizing.room import find_room
 from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.parcel import Frames
@@ -95,11 +97,16 @@ class Engine:
         # Steps read checkpoints as rows have them.
         whole = model_costs(config, replace(self.geometry, narrow=None), whole=True)
         of_steps = step_costs(config, engine_config, whole, on_cpu=self.device.is_host)
+        has_tiers = self.sizes.host_frames or self.disk is not None
+        speeds = Speeds() if has_tiers and engine_config.cache.loads == "faster" else None
+        self.runner.host_frames.speeds = speeds
+        self._clock = PromptClock(speeds, costs)
         self.scheduler = Scheduler(
             self.geometry,
             engine_config,
             costs=costs,
             step_costs=of_steps,
+            speeds=speeds,
             host_frames=self.sizes.host_frames,
             disk=self.disk,
             **room,
@@ -203,7 +210,7 @@ class Engine:
                     reported += self._receive()
                     return reported
                 try:
-                    self._pending.append(self.runner.execute(plan, missing))
+                    self._dispatch(plan, missing)
                 except LoopFailed:
                     self._start_over()
                     return reported
@@ -211,9 +218,16 @@ class Engine:
                 reported += self._receive()
             return reported
 
+    def _dispatch(self, plan: Plan, missing: Sequence[tuple]) -> None:
+        """Dispatches a plan; `missing` is what the runner says of it."""
+        self._clock.dispatches(plan, compiles=bool(missing))
+        self._pending.append(self.runner.execute(plan, missing))
+
     def _receive(self) -> list[NewTokens]:
         """Receives the results of the oldest turn, and waits for them if they are not there."""
-        return self.scheduler.receive(self._pending.popleft().read())
+        plan = self._pending.popleft().read()
+        self._clock.received(plan)
+        return self.scheduler.receive(plan)
 
     @contextlib.contextmanager
     def _books(
@@ -248,6 +262,7 @@ class Engine:
     def _start_over(self) -> None:
         """Starts with empty memory. Every live request is queued again with the tokens that were reported."""
         self._pending.clear()
+        self._clock.forget()
         self._next = None
         self.runner.rebuild()
         # Output that the failed turn appended but never reported is computed again, with the same noise.
@@ -317,7 +332,7 @@ class Engine:
         if not plan and narrowing is not None and narrowing.is_due:
             plan = self.scheduler.plan() or None
         if plan:
-            self._pending.append(self.runner.execute(plan, self.runner.missing(plan)))
+            self._dispatch(plan, self.runner.missing(plan))
 
     # --- around it --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.on_disk import Fetched
+from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY
 from hybrid_jax.schedule.turn import Turn
 
 
@@ -144,7 +145,7 @@ class Admission:
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
-                where = "the disk" if place is Fetched.LOADED else "the host's memory"
+                where = DISK if place is Fetched.LOADED else HOST_MEMORY
                 loaded = max(hit_len - in_arena, 0)
                 hit.look_up = (
                     history.explain(sequence, match, hit_len, loaded=loaded, loaded_from=where)
@@ -175,7 +176,7 @@ class Admission:
             found = memory.on_disk.fetch(sequence, match)
         changed = found is Fetched.LOADED
         if found is Fetched.NOTHING and memory.below is not None:
-            changed = memory.below.fetch(match)
+            changed = memory.below.fetch(sequence.queued, match)
         return memory.tree.match(sequence.looked_up, sequence.owner) if changed else match, found
 
     def look_again(self) -> None:

@@ -131,6 +131,7 @@ class History:
             hit_len,
             loaded=loaded,
             loaded_from=loaded_from,
+            slower=sequence.queued.slower,
             prompt=sequence.prompt,
             known_len=known_len,
             grain=self.log.grain,

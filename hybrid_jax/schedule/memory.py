@@ -32,6 +32,7 @@ from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Sequence
 from hybrid_jax.schedule.tiers.below import HOST, Below
 from hybrid_jax.schedule.tiers.on_disk import OnDisk
+from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.disk import Disk
 
 # Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
@@ -50,6 +51,7 @@ class Memory:
         host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
         disk: the tier on disk, or None.
         costs: the model's costs; None for what the geometry alone tells.
+        speeds: says what is loaded from lower tiers; None to load whatever is there.
 
     Attributes:
         holds: what sequences hold of the pools; all that they take and give back goes through it.
@@ -68,6 +70,7 @@ class Memory:
         host_frames: int = 0,
         disk: Disk | None = None,
         costs: Costs | None = None,
+        speeds: Speeds | None = None,
     ):
         self.geometry = geometry
         costs = frame_costs(geometry) if costs is None else costs
@@ -101,9 +104,18 @@ class Memory:
             self.tree.sink = self._evicted
             most = max(1, SAVED_BYTES // geometry.frame_bytes)
             if host_frames:
-                self.below = Below(self.tree, number=HOST, most_frames=most)
+                self.below = Below(
+                    self.tree,
+                    number=HOST,
+                    most_frames=most,
+                    costs=costs,
+                    frame_bytes=geometry.frame_bytes,
+                    speeds=speeds,
+                )
             if disk is not None:
-                self.on_disk = OnDisk(self.tree, geometry, disk, most_frames=most)
+                self.on_disk = OnDisk(
+                    self.tree, geometry, disk, most_frames=most, costs=costs, speeds=speeds
+                )
         self.holds = Holds(self.frames, self.slots, self.tree)
         self.narrowing: Narrowing | None = None
         if self.tree is not None and geometry.narrow is not None:

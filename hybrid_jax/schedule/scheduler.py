@@ -46,6 +46,7 @@ from hybrid_jax.schedule.plan import (
 )
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.schedule.turn import Turn
 from hybrid_jax.tiers.disk import Disk
 
@@ -67,6 +68,7 @@ class Scheduler:
         host_frames: frames of the tier below the arena, of which one is never used; 0 for no such tier.
         disk: the tier on disk, or None.
         costs: the model's costs, for policies that weigh them.
+        speeds: says what is loaded from lower tiers; None to load whatever is there.
         step_costs: those of decode steps, to weigh what drafts are worth; None to judge drafts always.
     """
 
@@ -82,6 +84,7 @@ class Scheduler:
         disk: Disk | None = None,
         costs: Costs | None = None,
         step_costs: StepCosts | None = None,
+        speeds: Speeds | None = None,
     ):
         if geometry.has_state and max_slots < 2:
             raise ValueError(
@@ -102,7 +105,9 @@ class Scheduler:
             host_frames=host_frames,
             disk=disk,
             costs=costs,
+            speeds=speeds,
         )
+        self.speeds = speeds
         self.seats = Seats(engine.max_rows)
         self.step_costs, speculation = step_costs, engine.speculation
         self.drafts = DraftCounts(depth=speculation.most_tokens - 1 if speculation else 0)
@@ -424,6 +429,7 @@ class Scheduler:
             disk=self.disk,
             costs=self.costs,
             step_costs=self.step_costs,
+            speeds=self.speeds,
         )
         new.pace, new.drafts = self.pace, self.drafts
         new.pace.start_over()

@@ -82,12 +82,14 @@ class Queued:
         waits_for: the promised node that it waits for.
         num_overtaken: later requests that were admitted while it waited.
         read: what is being read of its prompt from the disk; None for nothing. num_reads: how often it was asked for.
+        slower: tokens that tiers have and that are computed, because loading them takes longer; by name of the tier.
     """
 
     waits_for: Node | None = None
     num_overtaken: int = 0
     read: Read | None = None
     num_reads: int = 0
+    slower: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ class DiskCounters:
             had not.
         loads_failed: files that were damaged, gone or not readable.
         loads_without_room: prefixes that were read, but the cache had no room for them.
+        loads_slower: prefixes that were computed, because that takes less time.
     """
 
     saves: int = 0
@@ -50,6 +52,7 @@ class DiskCounters:
     loaded_tokens: int = 0
     loads_failed: int = 0
     loads_without_room: int = 0
+    loads_slower: int = 0
 
 
 @dataclass(eq=False)
@@ -81,7 +84,7 @@ class Read:
     Attributes:
         position: tokens of it.
         frames: those that were wanted, filled once it is done.
-        num_bytes: that were read.
+        num_bytes: that were read. seconds: that it took.
         failed: it could not be read.
         told: its reader knows that it is done, and may go on.
     """
@@ -89,11 +92,13 @@ class Read:
     position: int
     frames: Frames
     num_bytes: int = 0
+    seconds: float = 0.0
     failed: bool = False
     told: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts_left: int = 0
+    _began: float = field(default_factory=time.perf_counter)
 
     @property
     def done(self) -> bool:
@@ -129,6 +134,7 @@ class Read:
 
     def finish(self) -> None:
         """All parts are done."""
+        self.seconds = time.perf_counter() - self._began
         self._done.set()
 
 

@@ -22,7 +22,7 @@ from tests.llms import tiny_llm
 from tests.tiny_models import redrawn
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
-SMALL = {"max_rows": 2, "max_model_len": 512}
+SMALL = {"max_rows": 2, "max_model_len": 512, "cache": CacheConfig(loads="always")}
 PROMPTS = [[(7 * n + k * k) % 250 for k in range(300)] for n in range(4)]
 HIT = 288
 
@@ -78,7 +78,10 @@ def test_a_new_object_hits_with_its_first_prompt(filled, folder, settings):
 
 def test_narrow_checkpoints_come_back_as_they_were(filled, tmp_path):
     """From disk a prompt goes on as from memory: what it goes on from was rounded once."""
-    options = SMALL | {"cache": CacheConfig(checkpoints="int8"), "cache_dir": tmp_path}
+    options = SMALL | {
+        "cache": CacheConfig(checkpoints="int8", loads="always"),
+        "cache_dir": tmp_path,
+    }
     with tiny_llm(**options) as llm:
         assert answers(llm) == (filled[1], [0] * 4)
         from_memory = answers(llm)

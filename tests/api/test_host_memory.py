@@ -15,7 +15,9 @@ from tests.llms import tiny_llm
 from tests.tiny_models import tiny_model
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
-SMALL = {"max_rows": 1, "max_model_len": 256, "memory": "300KB"}
+SMALL = {"max_rows": 1, "max_model_len": 256, "memory": "300KB"} | {
+    "cache": CacheConfig(loads="always")
+}
 PROMPTS = [[(7 * n + k * k) % 250 for k in range(120)] for n in range(10)]
 
 

@@ -43,7 +43,8 @@ def make_engine(
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     memory = fixed + frames_for(geometry, room) * per_frame
     host = (frames_for(geometry, below) - 1) * geometry.frame_bytes
-    settings = replace(settings, memory=memory, host_memory=host)
+    cache = replace(settings.cache, loads="always")
+    settings = replace(settings, memory=memory, host_memory=host, cache=cache)
     if folder is not None:
         settings = replace(settings, cache_dir=str(folder), disk_memory=1 << 30)
     return Engine(config, params, settings)

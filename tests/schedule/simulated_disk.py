@@ -29,6 +29,7 @@ class SimulatedRead:
     frames: Frames
     failed: bool
     num_bytes: int = 1
+    seconds: float = 1.0
     left: int = 0
     told: bool = False
 

@@ -65,6 +65,7 @@ class Engine:
         keep=None,
         host_frames=0,
         disk=None,
+        speeds=None,
         **options,
     ):
         geometry = geometry or make_geometry()
@@ -79,6 +80,7 @@ class Engine:
             max_model_len=max_model_len,
             host_frames=host_frames,
             disk=disk,
+            speeds=speeds,
         )
         device = SimulatedDevice(
             geometry,

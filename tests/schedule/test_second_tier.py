@@ -7,6 +7,7 @@ import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.schedule.plan import Plan
+from hybrid_jax.schedule.sequence import Queued
 from hybrid_jax.schedule.tiers.below import HOST
 from tests.drawing import drawn
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
@@ -44,7 +45,7 @@ def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
     engine.run()
     tokens = np.array([*prompt, 3])
     assert [found.hit_len for found in tree.match(tokens).found] == [0, 96]
-    assert memory.below.fetch(tree.match(tokens))
+    assert memory.below.fetch(Queued(), tree.match(tokens))
     for tier, frames in enumerate(everything):
         tree.make_room(frames, tier=tier)
     assert [found.hit_len for found in tree.match(tokens).found] == [96, 96]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -267,6 +268,7 @@ class Why(Enum):
     TAKEN_BACK = "taken back"  # by the request that wrote it, to overwrite it
     GIVEN_BACK = "given back"  # pages of layers with a window, by a text that went on past them
     NO_ROOM = "no room"
+    SLOWER = "slower"  # to copy it from another tier than to compute it
     ASKED_FOR = "asked for"  # the request itself needs the rest of its prompt computed
 
 
@@ -278,6 +280,7 @@ class LookUp:
         match_len, hit_len: tokens known, and skipped.
         loaded: how many of the skipped ones the arena had not, so that they were copied from another tier.
         loaded_from: which tier that was, in words.
+        slower_from: the tier that had more, where computing was faster than copying from there.
         why: what kept it from more.
         position: where it would have resumed, had that been kept; 0 where nothing was. Of a sequence that ended too
             early, the last point that was saved.
@@ -292,6 +295,7 @@ class LookUp:
     why: Why
     loaded: int = 0
     loaded_from: str = ""
+    slower_from: str = ""
     position: int = 0
     ago: int = 0
     pages: bool = False
@@ -305,6 +309,7 @@ def look_up_result(
     *,
     loaded: int = 0,
     loaded_from: str = "",
+    slower: Mapping[str, int] = MappingProxyType({}),
     prompt: np.ndarray,
     known_len: int,
     grain: int,
@@ -317,6 +322,7 @@ def look_up_result(
     Args:
         match: of the prompt, or of a part of it if no hit may reach further.
         hit_len: tokens that are skipped in the end. loaded, loaded_from: as in `LookUp`.
+        slower: tokens that other tiers had, by their names, and that are computed because that is faster.
         prompt: int32[n] all of it.
         known_len: tokens that were known before the prompt came.
         needs_slots: as in the tree. Without, a prompt may resume wherever there are all pages that are read there.
@@ -343,6 +349,9 @@ def look_up_result(
     )
     if hit_len >= possible:
         return replace(found, why=Why.COMPLETE)
+    there, tier = max(((length, tier) for tier, length in slower.items()), default=(0, ""))
+    if hit_len < there:
+        return replace(found, why=Why.SLOWER, position=there, slower_from=tier)
     if hit_len < (deepest := max(tier.hit_len for tier in match.found)):
         return replace(found, why=Why.NO_ROOM, position=deepest)
     if between:

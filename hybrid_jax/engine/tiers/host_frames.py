@@ -6,6 +6,7 @@ large array is made anew, and the order of programs is the order in which frames
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.schedule.bucket import COPIED_FRAMES
 from hybrid_jax.schedule.plan import Transfer
+from hybrid_jax.schedule.tiers.speeds import HOST_MEMORY, Speeds
 from hybrid_jax.state import State
 
 
@@ -45,11 +47,13 @@ class HostFrames:
 
     Attributes:
         frames: uint32[words of a frame] by number; those that were never saved are not there.
+        speeds: are told how long a copy takes when they ask; None to time nothing.
     """
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self.frames: dict[int, jax.Array] = {}
+        self.speeds: Speeds | None = None
 
     def save(self, state: State, transfer: Transfer) -> None:
         """Copies frames out of the arena. The call returns before they are copied."""
@@ -59,7 +63,14 @@ class HostFrames:
     def load(self, state: State, transfer: Transfer) -> State:
         """Copies frames into the arena, and returns the state with them."""
         words = [self.frames[number] for number in transfer.other.tolist()]
-        return copy_in(self._programs, state, transfer.arena, words)
+        if self.speeds is None or not self.speeds.take_due():
+            return copy_in(self._programs, state, transfer.arena, words)
+        jax.block_until_ready((state, words))
+        begun = time.perf_counter()
+        state = jax.block_until_ready(copy_in(self._programs, state, transfer.arena, words))
+        num_bytes = sum(word.nbytes for word in words)
+        self.speeds.loaded(HOST_MEMORY, num_bytes, time.perf_counter() - begun)
+        return state
 
     def clear(self) -> None:
         """Frees all of it."""

@@ -10,13 +10,26 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from hybrid_jax.cache.pools.frames import given
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.tree.copies import Copy, copy_of, give_up, pools_of, publish, save
+from hybrid_jax.cache.tree.copies import (
+    Copy,
+    copy_of,
+    give_up,
+    pools_of,
+    publish,
+    save,
+    shared_pages,
+)
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.costs import Costs
 from hybrid_jax.schedule.plan import Plan, Transfer
+from hybrid_jax.schedule.sequence import Queued
+from hybrid_jax.schedule.tiers.speeds import HOST_MEMORY, Speeds
 
 HOST = 1  # number of the tier
 
@@ -31,6 +44,7 @@ class TierCounters:
         loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
             arena did not have.
         loads_without_room: hits below that the arena had no room for.
+        loads_slower: hits below that were computed, because that takes less time.
     """
 
     saves: int = 0
@@ -40,6 +54,7 @@ class TierCounters:
     loaded_frames: int = 0
     loaded_tokens: int = 0
     loads_without_room: int = 0
+    loads_slower: int = 0
 
 
 class Below:
@@ -48,14 +63,26 @@ class Below:
     Args:
         tree: over both. number: of the tier.
         most_frames: once a plan saves so many, what is evicted further is dropped.
+        costs: of the model. frame_bytes: of a frame.
+        speeds: says what is loaded; None to load whatever is there.
 
     Attributes:
         counters: what happened so far.
         saves, loads: what the plan that is being made copies.
     """
 
-    def __init__(self, tree: RadixTree, *, number: int = HOST, most_frames: int) -> None:
+    def __init__(
+        self,
+        tree: RadixTree,
+        *,
+        number: int = HOST,
+        most_frames: int,
+        costs: Costs,
+        frame_bytes: int,
+        speeds: Speeds | None = None,
+    ) -> None:
         self._tree, self.number, self._most_frames = tree, number, most_frames
+        self._costs, self._frame_bytes, self._speeds = costs, frame_bytes, speeds
         self.counters = TierCounters()
         self.saves: list[Copy] = []
         self.loads: list[Copy] = []
@@ -75,17 +102,24 @@ class Below:
         if copy is not None:
             self.saves.append(copy)
 
-    def fetch(self, match: Match) -> bool:
+    def fetch(self, queued: Queued, match: Match) -> bool:
         """Has the plan that is being made load what the tier has of a prompt beyond the arena's hit.
 
         Until the plan is made, no tier may evict that. Otherwise a save of the same plan could be written over what is
         still to be read, or read what is not there yet.
+
+        Args:
+            queued: how the prompt waits. match: its look-up.
 
         Returns:
             Whether the prompt must be looked up again, because the arena has changed.
         """
         hit, tree, counters = match.found[self.number], self._tree, self.counters
         if hit.hit_len <= match.hit_len:
+            return False
+        if not self._saves_time(match):
+            counters.loads_slower += HOST_MEMORY not in queued.slower
+            queued.slower[HOST_MEMORY] = hit.hit_len
             return False
         node = tree.boundary(hit.node, hit.hit_len)
         tree.pin(node)
@@ -101,6 +135,23 @@ class Below:
         counters.loaded_frames += len(copy.source)
         counters.loaded_tokens += hit.hit_len - match.hit_len
         return True
+
+    def _saves_time(self, match: Match) -> bool:
+        if self._speeds is None:
+            return True
+        tree, hit = self._tree, match.found[self.number]
+        length = hit.hit_len
+        tokens = np.concatenate([part.tokens for part in hit.node.path()])[:length]
+        _, missing = shared_pages(
+            tree, tokens, tree.pages_to(hit.node, length, self.number) > 0, ARENA
+        )
+        num_frames = int(np.count_nonzero(missing))
+        if tree.needs_slots:
+            num_frames += len(
+                pools_of(tree.tiers[self.number])[1].frames(hit.node.slots[self.number])
+            )
+        flops = self._costs.flops(length, start=match.hit_len)
+        return self._speeds.saves_time(HOST_MEMORY, num_frames * self._frame_bytes, flops)
 
     def end_plan(self, plan: Plan) -> None:
         """Tells a plan that is made what it copies."""

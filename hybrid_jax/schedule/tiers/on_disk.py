@@ -16,10 +16,12 @@ import numpy as np
 from hybrid_jax.cache.tree.copies import shared_pages, whole_pages
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.costs import Costs
+from hybrid_jax.geometry import Geometry, cached_checkpoint_bytes
 from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
-from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.sequence import Phase, Queued, Sequence
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
+from hybrid_jax.schedule.tiers.speeds import DISK, Speeds
 from hybrid_jax.tiers.chain import Chain
 from hybrid_jax.tiers.disk import Disk, Read
 
@@ -43,13 +45,21 @@ class OnDisk:
     Args:
         tree: over the arena. geometry, disk: the engine's.
         most_frames: once a plan copies so many out, the rest waits; what is evicted then is dropped.
+        costs: of the model. speeds: says what is loaded; None to load whatever is there.
     """
 
     def __init__(
-        self, tree: RadixTree, geometry: Geometry, disk: Disk, *, most_frames: int
+        self,
+        tree: RadixTree,
+        geometry: Geometry,
+        disk: Disk,
+        *,
+        most_frames: int,
+        costs: Costs,
+        speeds: Speeds | None = None,
     ) -> None:
         self._tree, self._geometry, self.disk = tree, geometry, disk
-        self._most_frames = most_frames
+        self._most_frames, self._costs, self._speeds = most_frames, costs, speeds
         self._unsettled: dict[Sequence, list[np.ndarray]] = {}
         self._waiting: dict[str, tuple[Chain, np.ndarray]] = {}  # by name, first come first
         self._saves: list[Outgoing] = []
@@ -130,7 +140,7 @@ class OnDisk:
             if len(self._reads) >= MOST_READS:
                 return Fetched.READING
             queued.num_reads += 1
-            queued.read = self._begin(sequence.looked_up, match)
+            queued.read = self._begin(queued, sequence.looked_up, match)
             if queued.read is None:
                 queued.num_reads = MOST_TRIES
             else:
@@ -144,10 +154,12 @@ class OnDisk:
         self._reads.remove(read)
         if read.failed:
             return self.fetch(sequence, match)
+        if self._speeds is not None:
+            self._speeds.loaded(DISK, read.num_bytes, read.seconds)
         queued.num_reads = MOST_TRIES
         return self._arrive(read, sequence.looked_up[: read.position], match)
 
-    def _begin(self, prompt: np.ndarray, match: Match) -> Read | None:
+    def _begin(self, queued: Queued, prompt: np.ndarray, match: Match) -> Read | None:
         chain, tree = self.disk.chain(prompt), self._tree
         above = max(found.hit_len for found in match.found)
         held = whole_pages(tree, prompt, ARENA)[1] * self._geometry.page_tokens
@@ -156,7 +168,18 @@ class OnDisk:
             return None
         wanted = wanted_frames(self._geometry, position)
         _, missing = shared_pages(tree, prompt[:position], wanted, ARENA)
+        if not self._saves_time(position, above, int(np.count_nonzero(missing))):
+            self.disk.counters.loads_slower += 1
+            queued.slower[DISK] = position
+            return None
         return self.disk.read(chain, position, places_in(missing))
+
+    def _saves_time(self, position: int, above: int, num_frames: int) -> bool:
+        if self._speeds is None:
+            return True
+        geometry = self._geometry
+        num_bytes = num_frames * geometry.frame_bytes + cached_checkpoint_bytes(geometry)
+        return self._speeds.saves_time(DISK, num_bytes, self._costs.flops(position, start=above))
 
     def _arrive(self, read: Read, tokens: np.ndarray, match: Match) -> Fetched:
         """Has the plan that is being made copy what was read into the arena."""
