@@ -95,6 +95,11 @@ def told(why, *, hit_len=32, match_len=100, **more):
             told(Why.NO_ROOM, position=96),
             f"{MOST}. The cache had state at 96, but there was no room for both that and this request",
         ),
+        (
+            told(Why.SLOWER, position=96, slower_from="the disk"),
+            f"{MOST}. The disk had state at 96, but by the speeds measured here it takes longer to load that than to "
+            "compute the tokens after 32",
+        ),
         (told(Why.ASKED_FOR), f"{MOST}. The request asked for numbers of its prompt's tokens (log-probabilities, or"),
         (told(Why.NEVER_SEEN, match_len=0), f"{MOST}. The cache knew no earlier request that began like this one"),
         (

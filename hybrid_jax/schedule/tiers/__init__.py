@@ -1,5 +1,5 @@
-"""What plans copy between the arena, the host's memory and the disk, and when.
+"""What plans copy between the arena, the host's memory and the disk, when, and whether it pays.
 
-May import: cache, geometry, schedule.plan, schedule.sequence, tiers.
+May import: cache, costs, geometry, schedule.plan, schedule.sequence, tiers.
 Packages: numpy.
 """
