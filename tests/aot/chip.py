@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from jaxlib.mlir import ir
 
 from hybrid_jax.engine.programs.loops import GPU_OPTIONS
 from hybrid_jax.sizing.devices import card
@@ -61,6 +62,7 @@ class Compiled:
         temp_bytes: memory beside arguments and results. alias_bytes: of arguments that results reuse.
         outer: kinds of what the host starts, in order: a command buffer is one, whatever is in it, and a loop is one
             whose steps the host starts.
+        host_bytes: of arguments and of results that lie in the host's memory.
         ptx: of each kernel, by name, if asked for.
     """
 
@@ -68,6 +70,7 @@ class Compiled:
     temp_bytes: int
     alias_bytes: int
     outer: tuple[str, ...] = ()
+    host_bytes: tuple[int, int] = (0, 0)
     ptx: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -109,6 +112,37 @@ def on_chip(tree, chip: str = H200):
     return jax.tree.map(lambda x: place(x.shape, jax.numpy.dtype(x.dtype)), tree)
 
 
+def with_hosts_arguments(function, count: int):
+    """The function as jax traces it if its last `count` arguments lie in the host's memory.
+
+    The described chip has no memory of another kind, so this cannot be said by a sharding.
+    """
+    to_host = functools.partial(jax.device_put, device=jax.memory.Space.Host)
+
+    def with_moved(*args):
+        return function(*args[:-count], *map(to_host, args[-count:]))
+
+    return with_moved
+
+
+def move_arguments(lowered: jax.stages.Lowered, count: int) -> None:
+    """Has the last `count` arguments lie in the host's memory, where `with_hosts_arguments` has put them."""
+    module, kind = lowered.compiler_ir(), "mhlo.memory_kind"
+    with module.context:
+        main = next(op for op in module.body.operations if str(op.name) == '"main"')
+        every = [ir.DictAttr(attributes) for attributes in main.arg_attrs]
+        pinned = ir.StringAttr.get("pinned_host")
+        for index in range(len(every) - count, len(every)):
+            named = {entry.name: entry.attr for entry in every[index]}
+            every[index] = ir.DictAttr.get({**named, kind: pinned})
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(every)
+        for op in list(main.regions[0].blocks[0].operations):
+            moves = "@annotate_device_placement" in str(op) and '"pinned_host"' in str(op)
+            if moves and op.operands[0] in main.arguments:
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
+
+
 def compile_for_gpu(
     function,
     *specs,
@@ -117,6 +151,7 @@ def compile_for_gpu(
     spills: bool = False,
     options: Mapping = GPU_OPTIONS,
     keep_ptx: bool = False,
+    from_host: int = 0,
 ) -> Compiled:
     """Compiles a function of arrays. Too much shared memory is an error.
 
@@ -124,9 +159,13 @@ def compile_for_gpu(
         chip: one of `CHIPS`.
         spills: registers may spill; if not, that is an error too.
         options: of the compiler, as an engine gives them. keep_ptx: for `Compiled.ptx`.
+        from_host: so many of the last arguments lie in the host's memory; these are single arrays.
     """
     with for_cuda():  # as an engine does
+        if from_host:
+            function = with_hosts_arguments(function, from_host)
         lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate)
+        move_arguments(lowered, from_host)
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "xla_dump_to": folder,
@@ -149,4 +188,11 @@ def compile_for_gpu(
         for m in found
         if m
     )
-    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer, ptx)
+    return Compiled(
+        launches,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        outer,
+        (memory.host_argument_size_in_bytes, memory.host_output_size_in_bytes),
+        ptx,
+    )
