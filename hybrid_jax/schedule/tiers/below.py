@@ -86,6 +86,7 @@ class Below:
         self.counters = TierCounters()
         self.saves: list[Copy] = []
         self.loads: list[Copy] = []
+        self._saved_frames = 0  # of `saves`
         self._pinned: list[Node] = []  # where loads end
         self._in_flight: deque[tuple[Plan, list[Copy]]] = deque()
 
@@ -95,12 +96,13 @@ class Below:
         """Is told of each eviction, while all of it is in place."""
         if tier != ARENA:
             return
-        if sum(len(copy.source) for copy in self.saves) >= self._most_frames:
+        if self._saved_frames >= self._most_frames:
             self.counters.saves_dropped += 1
             return
         copy = save(tree, node, self.number)
         if copy is not None:
             self.saves.append(copy)
+            self._saved_frames += len(copy.source)
 
     def fetch(self, queued: Queued, match: Match) -> bool:
         """Has the plan that is being made load what the tier has of a prompt beyond the arena's hit.
@@ -157,7 +159,7 @@ class Below:
         """Tells a plan that is made what it copies."""
         for node in self._pinned:
             self._tree.unpin(node)
-        self._pinned = []
+        self._pinned, self._saved_frames = [], 0
         saves, loads, self.saves, self.loads = self.saves, self.loads, [], []
         plan.saves = [Transfer(tier=self.number, arena=c.source, other=c.target) for c in saves]
         plan.loads = [Transfer(tier=self.number, arena=c.target, other=c.source) for c in loads]
@@ -181,7 +183,7 @@ class Below:
         for copies in (self.saves, *(saves for _, saves in self._in_flight)):
             for copy in copies:
                 give_up(self._tree, copy)
-        self.saves = []
+        self.saves, self._saved_frames = [], 0
         self._in_flight.clear()
 
     # --- looking at it ----------------------------------------------------------------------------

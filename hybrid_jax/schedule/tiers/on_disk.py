@@ -63,6 +63,7 @@ class OnDisk:
         self._unsettled: dict[Sequence, list[np.ndarray]] = {}
         self._waiting: dict[str, tuple[Chain, np.ndarray]] = {}  # by name, first come first
         self._saves: list[Outgoing] = []
+        self._saved_frames = 0  # of these
         self._loads: list[Incoming] = []
         self._names: set[str] = set()  # that the plan that is being made will write
         self._pinned: list[Node] = []
@@ -111,7 +112,7 @@ class OnDisk:
         save = self.disk.wants(chain, length, self._names)
         if save is None:
             return True
-        room = self.disk.has_room and self._num_saved < self._most_frames
+        room = self.disk.has_room and self._saved_frames < self._most_frames
         found = tree.match(tokens, least=0).found[ARENA]
         if found.hit_len != length or not room:
             return False
@@ -121,11 +122,8 @@ class OnDisk:
         self._names |= save.names
         give = functools.partial(self.disk.save, save)
         self._saves.append(Outgoing(arena=frames, give=give))
+        self._saved_frames += len(frames)
         return True
-
-    @property
-    def _num_saved(self) -> int:
-        return sum(len(save.arena) for save in self._saves)
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class OnDisk:
         """Tells a plan that is made what it copies, with some of what waits to be written."""
         loads = [*(load.arena for load in plan.loads), *(load.arena for load in self._loads)]
         loading = {frame for frames in loads for frame in frames.tolist()}
-        while self._waiting and self.disk.has_room and self._num_saved < self._most_frames:
+        while self._waiting and self.disk.has_room and self._saved_frames < self._most_frames:
             name = next(iter(self._waiting))
             if not self._save(*self._waiting.pop(name), loading):
                 self.disk.counters.saves_dropped += 1
@@ -213,6 +211,7 @@ class OnDisk:
             self._tree.unpin(node)
         plan.to_disk, plan.from_disk = self._saves, self._loads
         self._saves, self._loads, self._pinned, self._names = [], [], [], set()
+        self._saved_frames = 0
 
     @property
     def loads(self) -> bool:
