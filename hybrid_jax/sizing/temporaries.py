@@ -29,19 +29,35 @@ from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, uses,
 TILE_TOKENS = 128
 # For steps of kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
 GAPS = 1.12
+# What a checkpoint takes while it becomes int8, in checkpoints, as compiled for an H200 and for a CPU.
+NARROWING, NARROWING_ON_CPU = 1.3, 2.0
 SMALL_BYTES, ROW_BYTES = 24_000, 4_500  # index arrays and counters: of a step, and of each row
 
 
 def temporary_bytes(
     model: ModelConfig, engine: EngineConfig, *, backend: Backend, widens: bool = False
 ) -> int:
-    """Bytes that the largest step holds, an estimate.
+    """Bytes that the largest step holds, or a checkpoint that becomes int8; an estimate.
 
     Args:
         model, engine: what runs.
         backend: what steps are made of.
         widens: as in `Device`.
     """
+    steps = _step_bytes(model, engine, backend=backend, widens=widens)
+    return max(steps, narrowing_bytes(model, engine, backend=backend))
+
+
+def narrowing_bytes(model: ModelConfig, engine: EngineConfig, *, backend: Backend) -> int:
+    """Bytes that a checkpoint takes while it becomes int8, those that it becomes included."""
+    geometry = make_geometry(model, engine)
+    if geometry.narrow is None:
+        return 0
+    wide, *_, narrow = (count * geometry.frame_bytes for count in geometry.checkpoint_frames)
+    return int((NARROWING if backend.launches else NARROWING_ON_CPU) * wide) + narrow
+
+
+def _step_bytes(model: ModelConfig, engine: EngineConfig, *, backend: Backend, widens: bool) -> int:
     made = _made_bytes(model, engine) + _product_bytes(model, engine)
     if backend.launches:
         window = engine.window_tokens

@@ -14,6 +14,7 @@ from hybrid_jax.config import (
     MLP,
     PALLAS,
     Attention,
+    CacheConfig,
     EngineConfig,
     Mamba2,
     ModelConfig,
@@ -105,7 +106,7 @@ def decode_step(
     chip: str = H200,
 ):
     """Decode steps of a dispatch of up to 8, or one of them, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
+    model, state = model_and_state(config, rows, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, backend=replace(PALLAS, sampling=sampling, chip=chip_of(chip)))
     bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
     layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
@@ -130,7 +131,7 @@ def prefill_step(
     chip: str = H200,
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
+    model, state = model_and_state(config, 64, num_frames, dtype, kv_cache_dtype=kv_cache_dtype)
     model = replace(model, backend=replace(PALLAS, scan=scan, chip=chip_of(chip)))
     bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens), after_cut)
     layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
@@ -150,7 +151,7 @@ def window_step(
     dtype: str = "bfloat16",
 ):
     """Exact mode's step, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, rows, num_frames, dtype, exact=True)
+    model, state = model_and_state(config, rows, num_frames, dtype, exact=True)
     geometry = model.geometry
     bucket = ExactBucket(rows, geometry.grain, geometry.num_pages(tokens))
     layout = Exact(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
@@ -171,7 +172,7 @@ def verify_step(
 ):
     """Steps that judge drafts, or one of them; and the shapes of the arguments, the second donated."""
     speculation = speculation or SpeculationConfig()
-    model, state = _model_and_state(
+    model, state = model_and_state(
         config, rows, num_frames, "bfloat16", speculation=speculation, longest=tokens
     )
     engine = EngineConfig(max_rows=rows, speculation=speculation)
@@ -195,7 +196,7 @@ def counted_bytes(config: ModelConfig, *, rows: int, tokens: int) -> int:
     return max(layers, int(logit * rows * config.vocab_size))
 
 
-def _model_and_state(
+def model_and_state(
     config: ModelConfig,
     rows: int,
     num_frames: int,
@@ -205,8 +206,11 @@ def _model_and_state(
     speculation: SpeculationConfig | None = None,
     longest: int = 0,
     kv_cache_dtype: str = "auto",
+    checkpoints: str = "float32",
 ):
+    """The model in an engine of so many rows, and the shapes of its state."""
     engine = EngineConfig(
+        cache=CacheConfig(checkpoints=checkpoints),
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         max_rows=rows,

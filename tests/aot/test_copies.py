@@ -1,16 +1,21 @@
-"""Copies of frames between the arena and the host's memory, compiled for an H200 over an arena of 26 GB."""
+"""Copies of frames between the arena and the host's memory, and checkpoints that become int8, compiled for an H200."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from hybrid_jax.config import PALLAS, CacheConfig, EngineConfig
+from hybrid_jax.engine.steps.narrow import narrow_checkpoint, widen_checkpoint, write_checkpoint
 from hybrid_jax.engine.steps.small import load_frames, save_frames
 from hybrid_jax.schedule.bucket import COPIED_FRAMES
+from hybrid_jax.sizing.temporaries import narrowing_bytes
 from hybrid_jax.state import State
 from tests.aot.chip import compile_for_gpu
-from tests.aot.models import decode_step, smallest
+from tests.aot.models import decode_step, hybrid_7b, model_and_state, smallest
 
 FRAMES = jax.ShapeDtypeStruct((COPIED_FRAMES,), jnp.int32)
 SMALL = 4096  # bytes of all that is no frame
@@ -58,3 +63,22 @@ def test_frames_are_loaded_from_the_hosts_memory_into_the_arena_where_it_is(num_
     assert compiled.kinds["kCustomKernel"] == COPIED_FRAMES
     assert copied <= compiled.temp_bytes < copied + SMALL
     assert compiled.alias_bytes >= sum(map(bytes_of, jax.tree.leaves(state)))
+
+
+def test_a_checkpoint_becomes_int8_and_comes_back_beside_the_arena():
+    config = hybrid_7b(2)
+    model, state = model_and_state(config, 4, 4_000, "bfloat16", checkpoints="int8")
+    wide, narrow = model.geometry.checkpoint_frames
+    numbers = lambda count: jax.ShapeDtypeStruct((count,), jnp.int32)
+    size = model.geometry.frame_bytes
+    made = compile_for_gpu(functools.partial(narrow_checkpoint, model=model), state, numbers(wide))
+    back = compile_for_gpu(functools.partial(widen_checkpoint, model=model), state, numbers(narrow))
+    assert narrow < wide / 3.5 and back.temp_bytes < made.temp_bytes
+    engine = EngineConfig(cache=CacheConfig(checkpoints="int8"), dtype="bfloat16", max_rows=4)
+    counted = narrowing_bytes(config, engine, backend=PALLAS)
+    assert made.temp_bytes + narrow * size <= counted <= 1.1 * (made.temp_bytes + narrow * size)
+    for count in (wide, narrow):
+        words = jax.ShapeDtypeStruct((count, model.geometry.frame_words), jnp.uint32)
+        written = compile_for_gpu(write_checkpoint, state, numbers(count), words, donate=(0,))
+        assert written.temp_bytes < SMALL
+        assert written.alias_bytes >= sum(map(bytes_of, jax.tree.leaves(state)))

@@ -18,6 +18,7 @@ from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import (
     BACKENDS,
     MLP,
+    PALLAS,
     XLA,
     Attention,
     Block,
@@ -57,10 +58,11 @@ from hybrid_jax.kinds.kind import Weight
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.products.formats import FORMATS, Format
 from hybrid_jax.schedule.request import Request
+from hybrid_jax.sizing import temporaries
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import find_room
-from hybrid_jax.sizing.temporaries import temporary_bytes
+from hybrid_jax.sizing.temporaries import narrowing_bytes, temporary_bytes
 from hybrid_jax.state import make_state, state_specs
 from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
@@ -631,3 +633,16 @@ def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_trit
     assert lines("xla") == []
     if not not_triton:  # exact mode scans nothing
         assert lines("pallas", exact=True) == ["triton    tokens are drawn by Triton kernels"]
+
+
+@pytest.mark.parametrize("backend", [XLA, PALLAS])
+def test_a_checkpoint_that_becomes_int8_counts_where_no_step_holds_more(backend):
+    config, engine = model("MA"), EngineConfig(cache=CacheConfig(checkpoints="int8"))
+    wide, narrow = make_geometry(config, engine).checkpoint_frames
+    made = narrowing_bytes(config, engine, backend=backend)
+    assert narrow < wide and made > wide * make_geometry(config, engine).frame_bytes
+    assert narrowing_bytes(config, EngineConfig(), backend=backend) == 0
+    plain = temporary_bytes(config, EngineConfig(), backend=backend)
+    assert temporary_bytes(config, engine, backend=backend) == max(plain, made)
+    with mock.patch.object(temporaries, "_step_bytes", lambda *_, **__: 1):
+        assert temporary_bytes(config, engine, backend=backend) == made
