@@ -47,7 +47,7 @@ from hybrid_jax.schedule.plan import (
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
-from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.disk import Prefixes
 
 MAX_FLIGHTS = 2
 
@@ -79,7 +79,7 @@ class Scheduler:
         max_slots: int,
         max_model_len: int,
         host_frames: int = 0,
-        disk: Disk | None = None,
+        disk: Prefixes | None = None,
         costs: Costs | None = None,
         step_costs: StepCosts | None = None,
     ):

@@ -21,7 +21,7 @@ from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.tiers.chain import Chain
-from hybrid_jax.tiers.disk import Disk, Read
+from hybrid_jax.tiers.disk import Prefixes, Read
 
 MOST_READS = 4  # prefixes that are being read, or lie in the host's memory until their prompts run
 MOST_TRIES = 3  # of a prompt, when files are damaged or what was there above is gone
@@ -46,7 +46,7 @@ class OnDisk:
     """
 
     def __init__(
-        self, tree: RadixTree, geometry: Geometry, disk: Disk, *, most_frames: int
+        self, tree: RadixTree, geometry: Geometry, disk: Prefixes, *, most_frames: int
     ) -> None:
         self._tree, self._geometry, self.disk = tree, geometry, disk
         self._most_frames = most_frames
