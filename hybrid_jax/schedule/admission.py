@@ -15,6 +15,9 @@ from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.on_disk import Fetched
 from hybrid_jax.schedule.turn import Turn
 
+# Where a hit was loaded from, in words.
+DISK, HOSTS_MEMORY = "the disk", "the host's memory"
+
 
 class Seats:
     """Ring rows, and the sequences in them by age.
@@ -144,7 +147,7 @@ class Admission:
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
-                where = "the disk" if place is Fetched.LOADED else "the host's memory"
+                where = DISK if place is Fetched.LOADED else HOSTS_MEMORY
                 loaded = max(hit_len - in_arena, 0)
                 hit.look_up = (
                     history.explain(sequence, match, hit_len, loaded=loaded, loaded_from=where)
@@ -173,10 +176,12 @@ class Admission:
         assert memory.tree is not None, "admission: there is no tree"
         if memory.on_disk is not None:
             found = memory.on_disk.fetch(sequence, match)
-        changed = found is Fetched.LOADED
-        if found is Fetched.NOTHING and memory.below is not None:
-            changed = memory.below.fetch(match)
-        return memory.tree.match(sequence.looked_up, sequence.owner) if changed else match, found
+        if found in (Fetched.LOADED, Fetched.NO_ROOM):  # the arena has changed
+            match = memory.tree.match(sequence.looked_up, sequence.owner)
+        there = found in (Fetched.READING, Fetched.LOADED)
+        if not there and memory.below is not None and memory.below.fetch(match):
+            match = memory.tree.match(sequence.looked_up, sequence.owner)
+        return match, found
 
     def look_again(self) -> None:
         """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""

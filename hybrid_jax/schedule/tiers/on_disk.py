@@ -30,10 +30,12 @@ A_WHILE_S = 0.05  # that a plan waits for a thread, if there is nothing else to 
 
 
 class Fetched(Enum):
-    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena."""
+    """What came of asking for a prompt: nothing, something that is being read, something that the arena had no room for
+    and perhaps has evicted something else for, or a hit in the arena."""
 
     NOTHING = "nothing"
     READING = "reading"
+    NO_ROOM = "no room"
     LOADED = "loaded"
 
 
@@ -166,7 +168,7 @@ class OnDisk:
         arrived = arrive(tree, self._geometry, tokens, read.frames)
         if arrived is None:
             counters.loads_without_room += 1
-            return Fetched.NOTHING
+            return Fetched.NO_ROOM
         node, come = arrived
         tree.pin(node)
         self._pinned.append(node)
