@@ -16,7 +16,7 @@ from hybrid_jax.schedule.tiers.on_disk import Fetched
 from hybrid_jax.schedule.turn import Turn
 
 # Where a hit was loaded from, in words.
-DISK, HOSTS_MEMORY = "the disk", "the host's memory"
+DISK, HOST_MEMORY = "the disk", "the host's memory"
 
 
 class Seats:
@@ -147,7 +147,7 @@ class Admission:
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
-                where = DISK if place is Fetched.LOADED else HOSTS_MEMORY
+                where = DISK if place is Fetched.LOADED else HOST_MEMORY
                 loaded = max(hit_len - in_arena, 0)
                 hit.look_up = (
                     history.explain(sequence, match, hit_len, loaded=loaded, loaded_from=where)

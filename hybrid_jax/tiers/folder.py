@@ -80,8 +80,7 @@ class Parts:
 
     def touch(self, checkpoint: str, pages: Iterable[str]) -> None:
         """Counts parts as just used."""
-        # A clock that was set back must not make what is used now the oldest.
-        self._latest = now = max(self._now(), self._latest + 2 * _ORDER_S)
+        self._latest = now = self._newest()
         for name, when in [(checkpoint, now), *((name, now + _ORDER_S) for name in pages)]:
             self._use(name, when)
 
@@ -97,6 +96,10 @@ class Parts:
 
     def look_again(self) -> None:
         """Notices what others have written and removed, if that may be."""
+
+    def _newest(self) -> float:
+        """A time after that of all that was used before, for a clock may have been set back."""
+        return max(self._now(), self._latest + 2 * _ORDER_S)
 
     def _now(self) -> float:
         """Seconds since 1970."""
