@@ -1,7 +1,7 @@
 """What lies below the arena, on traces: hits by tier, bytes moved and times to the first token, on virtual time.
 
     python benchmarks/cache/tier_studies.py [--json benchmarks/results/cache/tier_studies.json] [--png FILE]
-                                            [--limit 1000] [--traces FOLDER] [--smoke]
+                                            [--limit 500] [--traces FOLDER] [--smoke]
 
 Each cell is a trace, a form of checkpoints and an arena. It runs four times through the engine's own scheduler: with
 the arena alone, with a host's memory of four times the arena, with a disk of twenty times the arena as well, and with
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path, help="needs matplotlib")
-    parser.add_argument("--limit", type=int, default=1000, help="requests of each trace")
+    parser.add_argument("--limit", type=int, default=500, help="requests of each trace")
     parser.add_argument("--traces", type=Path, help="a folder with more traces")
     parser.add_argument("--smoke", action="store_true", help="a few requests of one trace")
     options = parser.parse_args(arguments)
