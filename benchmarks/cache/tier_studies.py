@@ -3,27 +3,31 @@
     python benchmarks/cache/tier_studies.py [--json benchmarks/results/cache/tier_studies.json] [--png FILE]
                                             [--limit 500] [--traces FOLDER] [--smoke]
 
-Each cell is a trace, a form of checkpoints and an arena. It runs four times through the engine's own scheduler: with
-the arena alone, with a host's memory of four times the arena, with a disk of twenty times the arena as well, and with
-an arena of three and a half times. The model is `hybrid_7b` on one H200, by the formula of `DeviceModel`: the times
-are computed. Those of the disk are of the machine on which benchmarks/results/cache/disk.json was measured, which is
-slower than the disks beside an H200. The traces are stand-ins but for Mooncake's log: see traces/README.md. --traces
-FOLDER adds the .jsonl.gz files there that are not in traces/.
+Each cell is a trace, a form of checkpoints and an arena. It runs five times through the engine's own scheduler: with
+the arena alone, with a host's memory of four times the arena, with a disk of twenty times the arena as well, with an
+arena of three and a half times, and with the host's memory where a plan may save 1 GiB. The model is `hybrid_7b` on one
+H200, by the formula of `DeviceModel`: the times are computed. Those of the disk are of the machine on which
+benchmarks/results/cache/disk.json was measured, which is slower than the disks beside an H200. The traces are stand-ins
+but for Mooncake's log: see traces/README.md. --traces FOLDER adds the .jsonl.gz files there that are not in traces/. A
+file is gone on with: runs that it has are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 
 from benchmarks.cache.figures.loads import COMMITTED, FOLDER
 from benchmarks.cache.figures.plots import why_not
 from benchmarks.common import header, write_json
+from hybrid_jax.schedule import memory
 from hybrid_jax.sim.model_specs import load_spec
 from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel
@@ -37,7 +41,11 @@ SETUPS = {
     "with a host's memory": (1, HOST, 0),
     "with a disk, too": (1, HOST, DISK),
     "larger arena": (LARGER, 0, 0),
+    "host, larger saves": (1, HOST, 0),
 }
+LARGER_SAVES = (
+    1 << 30
+)  # bytes that a plan may copy out of the arena, instead of `memory.SAVED_BYTES`
 CHECKPOINTS = ("float32", "int8")
 SMALL, LARGE = 500 * 10**6, 5 * 10**9  # bytes of an arena
 CHATS = ("chat", "short")  # whose arenas are small
@@ -64,15 +72,17 @@ def run(
     """A trace in one setup, and the bytes of its tiers."""
     spec = load_spec(MODEL)
     arena, host, disk = (int(times * capacity) for times in SETUPS[setup])
-    result = simulate_in_flight(
-        trace,
-        spec.costs,
-        "adaptive",
-        arena,
-        host_capacity=host,
-        disk_capacity=disk,
-        narrow_bytes=spec.narrow_bytes if checkpoints == "int8" else 0,
-    )
+    most = LARGER_SAVES if setup == "host, larger saves" else memory.SAVED_BYTES
+    with mock.patch.object(memory, "SAVED_BYTES", most):
+        result = simulate_in_flight(
+            trace,
+            spec.costs,
+            "adaptive",
+            arena,
+            host_capacity=host,
+            disk_capacity=disk,
+            narrow_bytes=spec.narrow_bytes if checkpoints == "int8" else 0,
+        )
     return result, {"arena": arena, "host": host, "disk": disk}
 
 
@@ -99,17 +109,19 @@ def row_of(result: InFlightResult, capacities: dict[str, int]) -> dict[str, Any]
 
 
 def reached(rows: list[dict]) -> list[dict]:
-    """Whether a host's memory hits as much as the larger arena, in each cell in which both have run."""
+    """Whether a host's memory hits as much as the larger arena, in each cell in which all have run."""
     cells: dict[tuple, dict[str, float]] = {}
     for row in rows:
         cell = row["trace"], row["checkpoints"], row["arena"]
         cells.setdefault(cell, {})[row["setup"]] = row["token_hit_rate"]
-    _, host, _, larger = SETUPS
+    _, host, _, larger, saves = SETUPS
     return [
         {"trace": trace, "checkpoints": checkpoints, "arena": arena}
-        | {host: rates[host], larger: rates[larger], "reached": rates[host] >= rates[larger]}
+        | {name: rates[name] for name in (host, larger, saves)}
+        | {"reached": rates[host] >= rates[larger]}
+        | {"reached with larger saves": rates[saves] >= rates[larger]}
         for (trace, checkpoints, arena), rates in cells.items()
-        if {host, larger} <= set(rates)
+        if {host, larger, saves} <= set(rates)
     ]
 
 
@@ -174,26 +186,36 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--traces must be a folder, got {options.traces}")
     limit, rows = 60 if options.smoke else options.limit, []
     device = DeviceModel()
-    report = header() | {
+    settings = {
         "model": MODEL,
         "requests_at_most": limit,
         "policy": "adaptive",
         "device_model": asdict(device) | {"told": device.describe(copies=True, disk=True)},
     }
+    if options.json and options.json.exists():
+        before = json.loads(options.json.read_text())
+        if {name: before.get(name) for name in settings} != settings:
+            parser.error(f"{options.json} is of other settings; name a new file")
+        rows = before["rows"]
+    done = {(row["trace"], row["checkpoints"], row["arena"], row["setup"]) for row in rows}
+    report = header() | settings
     for name, (path, least) in traces(options.traces, smoke=options.smoke).items():
         trace = read_trace(path, limit=limit)
         for checkpoints in CHECKPOINTS:
             for arena in (least, ROOMIER * least):
                 for setup in SETUPS:
+                    if (name, checkpoints, arena, setup) in done:
+                        continue
                     cell = {"trace": name, "checkpoints": checkpoints, "arena": arena}
                     cell |= {"roomier": arena > least, "setup": setup}
                     rows.append(cell | row_of(*run(trace, checkpoints, arena, setup)))
                     print(told(rows[-1]), flush=True)
                     write_json(options.json, report | {"reached": reached(rows), "rows": rows})
-    missed = [cell for cell in reached(rows) if not cell["reached"]]
-    print(f"{len(reached(rows)) - len(missed)} of {len(reached(rows))} cells hit as much; not:")
-    for cell in missed:
-        print(" ", cell)
+    cells = reached(rows)
+    print(f"{sum(cell['reached'] for cell in cells)} of {len(cells)} cells hit as much; not:")
+    for cell in cells:
+        if not cell["reached"]:
+            print(" ", cell)
     if options.png:
         draw(rows, options.png)
 

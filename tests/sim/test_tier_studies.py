@@ -28,6 +28,8 @@ def test_a_try_runs_every_setup_and_writes_what_it_found(tmp_path, capsys):
         )
     assert len(found["reached"]) == 4 and found["reached"] == reached(found["rows"])
     assert any(row["by_tier"].get("disk") for row in found["rows"])
+    main(["--smoke", "--json", str(file)])  # nothing is left to do
+    assert json.loads(file.read_text())["rows"] == found["rows"]
     hit = sum(cell["reached"] for cell in found["reached"])
     assert f"{hit} of 4 cells" in capsys.readouterr().out
 
@@ -42,21 +44,31 @@ def test_a_cell_is_reached_where_the_host_hits_at_least_as_much():
             "token_hit_rate": rate,
         }
 
-    _, host, _, larger = SETUPS
-    rows = [
+    _, host, _, larger, saves = SETUPS
+    rows = [row(saves, 0.5, arena) for arena in (1, 2, 3)]
+    rows += [
         row(host, 0.5),
         row(larger, 0.5),
         row(host, 0.4, 2),
         row(larger, 0.5, 2),
         row(host, 1.0, 3),
     ]
-    assert [(cell["arena"], cell["reached"]) for cell in reached(rows)] == [(1, True), (2, False)]
+    cells = [(c["arena"], c["reached"], c["reached with larger saves"]) for c in reached(rows)]
+    assert cells == [(1, True, True), (2, False, True)]
 
 
 def test_a_chart_has_all_rows(tmp_path):
     pytest.importorskip("matplotlib")
     main(["--smoke", "--png", str(tmp_path / "studies.png")])
     assert (tmp_path / "studies.png").stat().st_size > 20_000
+
+
+def test_a_file_of_other_settings_is_a_mistake(tmp_path, capsys):
+    file = tmp_path / "studies.json"
+    file.write_text('{"model": "another", "rows": []}')
+    with pytest.raises(SystemExit):
+        main(["--smoke", "--json", str(file)])
+    assert "studies.json is of other settings; name a new file" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(capsys):
