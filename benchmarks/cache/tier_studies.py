@@ -158,7 +158,8 @@ def draw(rows: list[dict], path: Path) -> None:
         arenas = "4 times the smaller arenas" if roomier else "the smaller arenas"
         hits.set_title(f"{form}, {arenas}", fontsize=10)
         for axis in (hits, times):
-            axis.set_xticks(range(len(names)), names, fontsize=7)
+            labels = [name.replace("_", "\n") for name in names]
+            axis.set_xticks(range(len(names)), labels, fontsize=7)
             axis.grid(axis="y", linewidth=0.4, color="#dddddd")
             axis.set_axisbelow(True)
         times.set_yscale("log")
