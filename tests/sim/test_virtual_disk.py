@@ -25,7 +25,7 @@ from hybrid_jax.tiers import folder as real_folder
 from hybrid_jax.tiers.chain import RUN_TOKENS, root_of
 from hybrid_jax.tiers.disk import WAITING_BYTES, Disk
 from hybrid_jax.tiers.folder import Folder
-from tests.sim.test_in_flight import COSTS, KINDS, KV, PLENTY, asked, chat, tokens
+from tests.sim.chats import COSTS, KINDS, KV, PLENTY, asked, chat, tokens
 
 # A token has a word, a page 64 tokens in one frame, a checkpoint three frames.
 SMALL = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=4, checkpoint_bytes=3 * 256)
