@@ -64,6 +64,13 @@ def simulate(
             show_default="none",
         ),
     ] = None,
+    disk_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory on disk for what the cache has taken, with arrivals: 100GB, 100GiB or bytes.",
+            show_default="none",
+        ),
+    ] = None,
     checkpoints: Annotated[
         str,
         typer.Option(help="How the cache keeps recurrent states: as the model has them, or int8."),
@@ -81,7 +88,8 @@ def simulate(
     bounds: Annotated[
         bool,
         typer.Option(
-            help="Also run the optimal policy, which knows the future, and an unlimited cache."
+            help="Also run the optimal policy, which knows the future, and an unlimited cache; with --host-memory or "
+            "--disk-memory the cache without them, too."
         ),
     ] = True,
     as_json: JsonOption = False,
@@ -109,8 +117,12 @@ def simulate(
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
-    if clock == "order" and host_memory is not None:
-        raise ValueError(f"--host-memory goes with --clock arrivals only, got {host_memory}")
+    for tier, size in (("host", host_memory), ("disk", disk_memory)):
+        if clock == "order" and size is not None:
+            raise ValueError(
+                f"--{tier}-memory goes with --clock arrivals only, because the engine's plans move what it holds, got "
+                f"{size}; add --clock arrivals"
+            )
     if clock == "order" and max_rows is not None:
         raise ValueError(f"--max-rows goes with --clock arrivals only, got {max_rows}")
     if checkpoints not in ("float32", "int8"):
@@ -123,6 +135,7 @@ def simulate(
         )
     num_bytes = parse_size(capacity, name="--capacity")
     below = 0 if host_memory is None else parse_size(host_memory, name="--host-memory")
+    on_disk = 0 if disk_memory is None else parse_size(disk_memory, name="--disk-memory")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     # A wrong policy shows before the trace is read.
     if clock == "arrivals":
@@ -149,6 +162,7 @@ def simulate(
             grain=grain or 32,
             shapes="coarse" if shapes == "coarse" else "fine",
             host_capacity=below,
+            disk_capacity=on_disk,
             narrow_bytes=narrow,
             **told,
         )
@@ -197,20 +211,38 @@ def _print_in_flight(result: InFlightResult) -> None:
         "dispatches of prompts": f"{result.prefill_dispatches:,}",
         "device": result.timing,
         "span": f"{result.span_s:,.0f} s of the trace's time",
-        **({"host memory": _below(result)} if result.host else {}),
+        **_tiers(result),
         "preemptions": f"{result.preemptions:,}",
         "waited for another's": f"{result.waits:,}",
     }
     write_rows(_rows(result) | own)
 
 
-def _below(result: InFlightResult) -> str:
-    """What came from the host's memory."""
-    host = result.host
-    return (
-        f"{host['loaded_tokens']:,} tokens came back, by {host['loads']:,} loads; {host['saves']:,} saves; copies took "
-        f"{result.copied_s:,.1f} s"
-    )
+def _tiers(result: InFlightResult) -> dict[str, str]:
+    """What came from where; nothing without the host's memory and the disk."""
+    host, disk, moved, rows = result.host, result.disk, result.moved_bytes, {}
+    if not host and not disk:
+        return {}
+    names = {"arena": "hits in the cache", "host": "in the host's memory", "disk": "on disk"}
+    for tier, found in result.hits.items():
+        tokens = f"{found.tokens:,} tokens, {share(found.token_hit_rate)}"
+        rows[names[tier]] = f"{tokens}; {found.requests:,} requests"
+    if host:
+        rows["host memory"] = (
+            f"{host['saves']:,} saves of {format_size(moved['to_host'])}, {host['loads']:,} loads of "
+            f"{format_size(moved['from_host'])}"
+        )
+    if disk:
+        rows["disk memory"] = (
+            f"{disk['saves']:,} saves of {format_size(moved['to_disk'])}, {disk['loads']:,} loads of "
+            f"{format_size(moved['from_disk'])}; writing took {result.written_s:,.1f} s, reading {result.read_s:,.1f} s"
+        )
+    rows["copies"] = f"{result.copied_s:,.1f} s"
+    if (alone := result.alone) is not None:
+        rows["the cache alone"] = (
+            f"token hit rate {share(alone.token_hit_rate)}; time to first token {_times(alone.ttft_s)}"
+        )
+    return rows
 
 
 def _print(result: Result) -> None:

@@ -174,10 +174,12 @@ class Admission:
         assert memory.tree is not None, "admission: there is no tree"
         if memory.on_disk is not None:
             found = memory.on_disk.fetch(sequence, match)
-        changed = found is Fetched.LOADED
-        if found is Fetched.NOTHING and memory.below is not None:
-            changed = memory.below.fetch(sequence.queued, match)
-        return memory.tree.match(sequence.looked_up, sequence.owner) if changed else match, found
+        if found in (Fetched.LOADED, Fetched.NO_ROOM):  # the arena has changed
+            match = memory.tree.match(sequence.looked_up, sequence.owner)
+        there = found in (Fetched.READING, Fetched.LOADED)
+        if not there and memory.below is not None and memory.below.fetch(sequence.queued, match):
+            match = memory.tree.match(sequence.looked_up, sequence.owner)
+        return match, found
 
     def look_again(self) -> None:
         """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""

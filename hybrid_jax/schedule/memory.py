@@ -33,7 +33,7 @@ from hybrid_jax.schedule.sequence import Announced, HeldMemory, Page, Phase, Seq
 from hybrid_jax.schedule.tiers.below import HOST, Below
 from hybrid_jax.schedule.tiers.on_disk import OnDisk
 from hybrid_jax.schedule.tiers.speeds import Speeds
-from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.disk import Prefixes
 
 # Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
 SAVED_BYTES = 128 << 20
@@ -68,7 +68,7 @@ class Memory:
         max_slots: int,
         cache: CacheConfig,
         host_frames: int = 0,
-        disk: Disk | None = None,
+        disk: Prefixes | None = None,
         costs: Costs | None = None,
         speeds: Speeds | None = None,
     ):

@@ -48,7 +48,7 @@ from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.schedule.turn import Turn
-from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.disk import Prefixes
 
 MAX_FLIGHTS = 2
 
@@ -81,7 +81,7 @@ class Scheduler:
         max_slots: int,
         max_model_len: int,
         host_frames: int = 0,
-        disk: Disk | None = None,
+        disk: Prefixes | None = None,
         costs: Costs | None = None,
         step_costs: StepCosts | None = None,
         speeds: Speeds | None = None,

@@ -20,7 +20,7 @@ from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.chain import RUN_TOKENS, Chain, run_begin, runs_to
-from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder
+from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder, Parts
 from hybrid_jax.tiers.parcel import FramePlace, Frames
 from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes
 from hybrid_jax.tiers.workers import Workers
@@ -73,8 +73,8 @@ class Save:
     @property
     def names(self) -> set[str]:
         """Of the parts to write."""
-        pages = {_pages(self.chain, end) for end in self.ends}
-        return pages | {_checkpoint(self.chain, self.position)}
+        pages = {pages_name(self.chain, end) for end in self.ends}
+        return pages | {checkpoint_name(self.chain, self.position)}
 
 
 @dataclass(eq=False)
@@ -138,27 +138,24 @@ class Read:
         self._done.set()
 
 
-class Disk:
-    """The tier on disk of one engine.
+class Prefixes:
+    """Which prefixes are there, by the names of their parts, and what is to be written and read of one.
 
     Args:
-        folder: the files. geometry: the engine's.
+        folder: the parts. geometry: the engine's.
 
     Attributes:
         counters: what happened so far.
         writing: whether anything is written still; False after an error.
     """
 
-    def __init__(self, folder: Folder, geometry: Geometry) -> None:
+    def __init__(self, folder: Parts, geometry: Geometry) -> None:
         self.folder, self.geometry = folder, geometry
         self.counters = DiskCounters()
         self.writing = folder.limit is not None
-        self._writer = Workers("hybrid_jax writer")
-        self._readers = Workers("hybrid_jax reader", READERS)
         self._waiting_bytes = 0
         self._room = threading.Condition()
         self._names_waiting: set[str] = set()
-        self._looking = False
 
     def chain(self, tokens: np.ndarray) -> Chain:
         """Names of the prefixes of a prompt."""
@@ -172,7 +169,7 @@ class Disk:
         Args:
             held: of the first so many tokens no pages are needed.
         """
-        self._look_again()
+        self.look_again()
         grain = self.geometry.grain
         for position in range(most - most % grain, above, -grain):
             if self._resumes(chain, position) and not self._lacking(chain, position, held):
@@ -180,34 +177,24 @@ class Disk:
         return 0
 
     def _resumes(self, chain: Chain, position: int) -> bool:
-        if _checkpoint(chain, position) in self.folder:
+        if checkpoint_name(chain, position) in self.folder:
             return True
         whole_run = position % RUN_TOKENS == 0 and not parcel.needs_checkpoint(self.geometry)
-        return whole_run and _pages(chain, position) in self.folder
+        return whole_run and pages_name(chain, position) in self.folder
 
     def _lacking(self, chain: Chain, position: int, held: int = 0) -> list[int]:
         """Where runs of a prefix end that are not there, of those with tokens after the first `held`."""
         if not self._has_runs:
             return []
         ends = [end for end in runs_to(position) if end > held]
-        return [end for end in ends if _pages(chain, end) not in self.folder]
+        return [end for end in ends if pages_name(chain, end) not in self.folder]
 
     @property
     def _has_runs(self) -> bool:
         return any(group.window is None for group in self.geometry.page_groups)
 
-    def _look_again(self) -> None:
-        """Has the folder scanned beside, once in a while."""
-        if not self._looking:
-            self._looking = True
-            self._writer.do(self._look)
-
-    def _look(self) -> None:
-        try:
-            self.folder.look_again()
-        except OSError as error:
-            LOG.warning("%s could not be looked at: %s", self.folder.path, error)
-        self._looking = False
+    def look_again(self) -> None:
+        """Notices what others have written and removed, if that may be."""
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -217,12 +204,14 @@ class Disk:
         Args:
             named: names of parts that will be handed over.
         """
-        name = _checkpoint(chain, position)
+        name = checkpoint_name(chain, position)
         with self._room:
             named = self._names_waiting.union(named)
         if not self.writing or name in self.folder or name in named:
             return None
-        ends = [end for end in self._lacking(chain, position) if _pages(chain, end) not in named]
+        ends = [
+            end for end in self._lacking(chain, position) if pages_name(chain, end) not in named
+        ]
         size = self.geometry.page_tokens
         pages = sorted({page for end in ends for page in _pages_of(end, size)})
         return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))
@@ -239,50 +228,27 @@ class Disk:
 
     def save(self, save: Save, copies: Sequence[Any]) -> None:
         """Hands over the copies of a prefix, arrays uint32[frame_words] that may still be being computed."""
-        num_bytes = len(copies) * self.geometry.frame_bytes
+        raise NotImplementedError
 
-        def over() -> None:
-            with self._room:
-                self._waiting_bytes -= num_bytes
-                self._names_waiting -= save.names
-                self._room.notify_all()
-
-        def job() -> None:
-            try:
-                if self.writing:
-                    self._write(save, copies)
-            except Exception as error:  # the engine goes on without
-                self.writing = False
-                LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
-            finally:
-                over()
-
+    def _hand_over(self, save: Save, num_bytes: int) -> None:
+        """The writer has so many bytes more before it."""
         with self._room:
             self._waiting_bytes += num_bytes
             self._names_waiting |= save.names
-        try:
-            self._writer.do(job)
-        except BaseException:
-            over()
-            raise
 
-    def _write(self, save: Save, copies: Sequence[Any]) -> None:
-        geometry, chain, position = self.geometry, save.chain, save.position
-        frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
-        for end in save.ends:
-            arrays = parcel.read_pages(geometry, run_begin(end), end, frames.at)
-            written += self.folder.write(_pages(chain, end), _page_marks(end), arrays)
-        arrays = parcel.read_end(geometry, position, frames)
-        name = _checkpoint(chain, position)
-        written += self.folder.write(name, _checkpoint_marks(position), arrays)
-        self.touch(chain, position)
-        self.counters.saves += 1
-        self.counters.saved_bytes += written
+    def _handed_over(self, save: Save, num_bytes: int) -> None:
+        """The writer is done with them."""
+        with self._room:
+            self._waiting_bytes -= num_bytes
+            self._names_waiting -= save.names
+            self._room.notify_all()
 
     def touch(self, chain: Chain, position: int) -> None:
         """Counts a prefix as just used."""
         runs = runs_to(position) if self._has_runs else []
-        self.folder.touch(_checkpoint(chain, position), [_pages(chain, end) for end in runs])
+        self.folder.touch(
+            checkpoint_name(chain, position), [pages_name(chain, end) for end in runs]
+        )
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -292,14 +258,99 @@ class Disk:
         Args:
             places: the frames of pages that are wanted.
         """
-        found, geometry = Read(position, Frames.zeros(self.geometry, places)), self.geometry
-        wanted = {page for page, _ in places}
+        raise NotImplementedError
+
+    def _ends_with(self, position: int, places: Sequence[FramePlace]) -> list[int]:
+        """Where the runs of a prefix end that have some of these places."""
+        wanted, size = {page for page, _ in places}, self.geometry.page_tokens
+        ends = runs_to(position) if self._has_runs else []
+        return [end for end in ends if not wanted.isdisjoint(_pages_of(end, size))]
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int | float]:
+        """Present numbers, and the counters."""
+        return {
+            "files": self.folder.num_files,
+            "bytes": self.folder.num_bytes,
+            **asdict(self.counters),
+        }
+
+
+class Disk(Prefixes):
+    """The tier on disk of one engine.
+
+    Args:
+        folder: the files. geometry: the engine's.
+    """
+
+    folder: Folder
+
+    def __init__(self, folder: Folder, geometry: Geometry) -> None:
+        super().__init__(folder, geometry)
+        self._writer = Workers("hybrid_jax writer")
+        self._readers = Workers("hybrid_jax reader", READERS)
+        self._looking = False
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Has the folder scanned beside, once in a while."""
+        if not self._looking:
+            self._looking = True
+            self._writer.do(self._look)
+
+    def _look(self) -> None:
+        try:
+            self.folder.look_again()
+        except OSError as error:
+            LOG.warning("%s could not be looked at: %s", self.folder.path, error)
+        self._looking = False
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def save(self, save: Save, copies: Sequence[Any]) -> None:
+        num_bytes = len(copies) * self.geometry.frame_bytes
+
+        def job() -> None:
+            try:
+                if self.writing:
+                    self._write(save, copies)
+            except Exception as error:  # the engine goes on without
+                self.writing = False
+                LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
+            finally:
+                self._handed_over(save, num_bytes)
+
+        self._hand_over(save, num_bytes)
+        try:
+            self._writer.do(job)
+        except BaseException:
+            self._handed_over(save, num_bytes)
+            raise
+
+    def _write(self, save: Save, copies: Sequence[Any]) -> None:
+        geometry, chain, position = self.geometry, save.chain, save.position
+        frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
+        for end in save.ends:
+            arrays = parcel.read_pages(geometry, run_begin(end), end, frames.at)
+            written += self.folder.write(pages_name(chain, end), _page_marks(end), arrays)
+        arrays = parcel.read_end(geometry, position, frames)
+        name = checkpoint_name(chain, position)
+        written += self.folder.write(name, _checkpoint_marks(position), arrays)
+        self.touch(chain, position)
+        self.counters.saves += 1
+        self.counters.saved_bytes += written
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
+        found = Read(position, Frames.zeros(self.geometry, places))
         parts = [
             functools.partial(self._read_run, found, chain, end)
-            for end in (runs_to(position) if self._has_runs else [])
-            if not wanted.isdisjoint(_pages_of(end, geometry.page_tokens))
+            for end in self._ends_with(position, places)
         ]
-        if parcel.needs_checkpoint(geometry):
+        if parcel.needs_checkpoint(self.geometry):
             parts.append(functools.partial(self._read_end, found, chain))
         found.begin(len(parts))
         for part in parts:
@@ -327,14 +378,14 @@ class Disk:
     def _read_run(self, found: Read, chain: Chain, end: int) -> None:
         geometry, begin = self.geometry, run_begin(end)
         shapes = parcel.page_shapes(geometry, begin, end)
-        part = self._part(found, _pages(chain, end), _page_marks(end), shapes)
+        part = self._part(found, pages_name(chain, end), _page_marks(end), shapes)
         frame_of = parcel.writable(geometry, found.frames)
         parcel.write_pages(geometry, begin, end, part.arrays, frame_of)
 
     def _read_end(self, found: Read, chain: Chain) -> None:
         geometry, position = self.geometry, found.position
         shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
-        name, marks = _checkpoint(chain, position), _checkpoint_marks(position)
+        name, marks = checkpoint_name(chain, position), _checkpoint_marks(position)
         part = self._part(found, name, marks, shapes)
         parcel.write_end(geometry, position, part.arrays, found.frames)
 
@@ -367,25 +418,19 @@ class Disk:
         limit = "" if folder.limit is None else f"up to {format_size(folder.limit)} "
         return f"{limit}in {folder.path}; {format_size(folder.num_bytes)} are there"
 
-    def stats(self) -> dict[str, int | float]:
-        """Present numbers, and the counters."""
-        return {
-            "files": self.folder.num_files,
-            "bytes": self.folder.num_bytes,
-            **asdict(self.counters),
-        }
-
 
 def _pages_of(end: int, page_tokens: int) -> range:
     """The pages that hold the run that ends there."""
     return range(run_begin(end) // page_tokens, -(-end // page_tokens))
 
 
-def _pages(chain: Chain, end: int) -> str:
+def pages_name(chain: Chain, end: int) -> str:
+    """The name of the run of pages that ends there."""
     return f"{PAGES}{chain.name(end)}{ENDING}"
 
 
-def _checkpoint(chain: Chain, position: int) -> str:
+def checkpoint_name(chain: Chain, position: int) -> str:
+    """The name of the checkpoint there."""
     return f"{CHECKPOINT}{chain.name(position)}{ENDING}"
 
 

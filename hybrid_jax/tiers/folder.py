@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -49,10 +49,82 @@ class Stored(NamedTuple):
     used: float
 
 
-class Folder:
-    """The parts of one root, in a folder that may hold those of others too.
+class Parts:
+    """Names and sizes of the parts of one root, and what goes when there are too many, of whatever root.
 
     Methods are called from several threads.
+
+    Args:
+        root: of the parts. limit: bytes that all parts together may have; None to write nothing.
+    """
+
+    def __init__(self, root: str, limit: int | None) -> None:
+        self.root, self.limit = root, limit
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._all_bytes = 0
+        self._latest = 0.0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    @property
+    def num_files(self) -> int:
+        """Parts of the own root, as far as known."""
+        return len(self._sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts, as far as known."""
+        return self._all_bytes
+
+    def touch(self, checkpoint: str, pages: Iterable[str]) -> None:
+        """Counts parts as just used."""
+        self._latest = now = self._newest()
+        for name, when in [(checkpoint, now), *((name, now + _ORDER_S) for name in pages)]:
+            self._use(name, when)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Removes what was not used for longest, of whatever root, until so many bytes fit.
+
+        What others write counts from the next scan on.
+        """
+        self.look_again()
+        if self.limit is None or self._all_bytes + num_bytes <= self.limit:
+            return
+        self._prune(max(0, int(self.limit * (1 - SPARE)) - num_bytes))
+
+    def look_again(self) -> None:
+        """Notices what others have written and removed, if that may be."""
+
+    def _newest(self) -> float:
+        """A time after that of all that was used before, for a clock may have been set back."""
+        return max(self._now(), self._latest + 2 * _ORDER_S)
+
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def _use(self, name: str, when: float) -> None:
+        """Notes when a part was used, if it is there."""
+        raise NotImplementedError
+
+    def _prune(self, limit: int) -> None:
+        """Removes parts as `remove_oldest` does."""
+        raise NotImplementedError
+
+    def _add(self, name: str, num_bytes: int) -> None:
+        with self._lock:
+            self._sizes[name] = num_bytes
+            self._all_bytes += num_bytes
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._all_bytes -= self._sizes.pop(name, 0)
+
+
+class Folder(Parts):
+    """The parts of one root, in a folder that may hold those of others too.
 
     Args:
         path: the folder, made if it is not there. root: of the engine's parts.
@@ -66,14 +138,10 @@ class Folder:
     def __init__(
         self, path: Path, root: str, *, limit: int | None, about: Mapping[str, str]
     ) -> None:
-        self.path, self.root, self.limit = path, root, limit
-        self._own = path / root
-        self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        self._all_bytes = 0
+        super().__init__(root, limit)
+        self.path, self._own = path, path / root
         self._seen: dict[str, int] = {}  # when each root's folder had changed at the last scan
         self._next_look = 0.0
-        self._latest = 0.0
         try:
             check_form(path)
             self._own.mkdir(parents=True, exist_ok=True)
@@ -88,19 +156,6 @@ class Folder:
             ) from error
 
     # --- what there is --------------------------------------------------------------------------
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
-
-    @property
-    def num_files(self) -> int:
-        """Files of the own root, as far as known."""
-        return len(self._sizes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files in the folder, as far as known."""
-        return self._all_bytes
 
     def scan(self) -> None:
         """Looks at all files, for others may write and remove some."""
@@ -133,9 +188,7 @@ class Folder:
             return 0
         self.make_room(sum(array.num_bytes for array in arrays.values()))
         written = write_part(self._own / name, {"root": self.root, "name": name, **marks}, arrays)
-        with self._lock:
-            self._sizes[name] = written
-            self._all_bytes += written
+        self._add(name, written)
         return written
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
@@ -164,27 +217,12 @@ class Folder:
             (self._own / name).unlink(missing_ok=True)
         self._forget(name)
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._all_bytes -= self._sizes.pop(name, 0)
+    def _use(self, name: str, when: float) -> None:
+        with suppress(OSError):  # it is gone, and a look-up will find that
+            os.utime(self._own / name, (when, when))
 
-    def touch(self, checkpoint: str, pages: Iterable[str]) -> None:
-        """Counts parts as just used."""
-        # A clock that was set back must not make what is used now the oldest.
-        self._latest = now = max(time.time(), self._latest + 2 * _ORDER_S)
-        for name, when in [(checkpoint, now), *((name, now + _ORDER_S) for name in pages)]:
-            with suppress(OSError):  # it is gone, and a look-up will find that
-                os.utime(self._own / name, (when, when))
-
-    def make_room(self, num_bytes: int) -> None:
-        """Removes what was not used for longest, of whatever root, until so many bytes fit.
-
-        What others write counts from the next scan on.
-        """
-        self.look_again()
-        if self.limit is None or self._all_bytes + num_bytes <= self.limit:
-            return
-        prune(self.path, max(0, int(self.limit * (1 - SPARE)) - num_bytes))
+    def _prune(self, limit: int) -> None:
+        prune(self.path, limit)
         self.scan()
 
 
@@ -256,13 +294,27 @@ def prune(path: Path, limit: int) -> tuple[int, int]:
     Returns:
         Files and bytes that were removed.
     """
-    files = sorted(files_of(path), key=lambda file: file.used)
-    rest, removed, count = sum(file.num_bytes for file in files), 0, 0
-    for file in files:
+    return remove_oldest(files_of(path), limit, lambda file: file.path.unlink())
+
+
+def remove_oldest(
+    files: Iterable[Stored], limit: int, remove: Callable[[Stored], object]
+) -> tuple[int, int]:
+    """Removes what was not used for longest until at most `limit` bytes are left. Of equals the name decides.
+
+    Args:
+        remove: removes a file. One for which it raises OSError stays.
+
+    Returns:
+        Files and bytes that were removed.
+    """
+    ordered = sorted(files, key=lambda file: (file.used, file.path.name))
+    rest, removed, count = sum(file.num_bytes for file in ordered), 0, 0
+    for file in ordered:
         if rest - removed <= limit:
             break
         with suppress(OSError):
-            file.path.unlink()
+            remove(file)
             removed, count = removed + file.num_bytes, count + 1
     return count, removed
 

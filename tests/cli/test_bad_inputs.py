@@ -22,6 +22,7 @@ FILES = {
     "object": b'{"model_type": "gpt9"}\n',
     "empty": b"",
     "utf16": "{}".encode("utf-16"),
+    "trace": b'{"session_id": 0, "turn_id": 0, "ts": 0, "input_tokens": [5], "output_tokens": [6]}',
     "requests": json.dumps(line("a", CHAT)).encode(),
     "type": b'{"type": "colour"}',
     "not": b'{"not": {}}',
@@ -204,7 +205,27 @@ MISTAKES = [
     ),
     (
         "simulate --trace IN/empty --host-memory 8GB",
-        "--host-memory goes with --clock arrivals only, got 8GB",
+        "--host-memory goes with --clock arrivals only, because the engine's plans move what it holds, got 8GB; add",
+    ),
+    (
+        "simulate --trace IN/empty --disk-memory 8GB",
+        "--disk-memory goes with --clock arrivals only, because the engine's plans move what it holds, got 8GB; add",
+    ),
+    (
+        "simulate --trace IN/trace --clock arrivals --disk-memory 8Gb",
+        "--disk-memory: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number",
+    ),
+    (
+        "simulate --trace IN/trace --clock arrivals --disk-memory 1MB",
+        "simulate: disk memory must hold a checkpoint and 256 tokens, 41.6 MiB at least, got 976 KiB",
+    ),
+    (
+        "simulate --trace IN/trace --clock arrivals --host-memory 1MB",
+        "simulate: host memory must hold two checkpoints, 52 MiB at least, got 976 KiB",
+    ),
+    (
+        "simulate --trace IN/trace --clock arrivals --policy none --disk-memory 8GB",
+        "simulate: disk memory keeps what is cached, got 8000000000 bytes of it with policy 'none'; leave",
     ),
     ("simulate --trace IN/empty --ttft-table IN/text", "text: needs two rows at least, got 0"),
     ("simulate --trace IN/empty --cut 4", "model spec: a cut and its groups need a model whose layers"),

@@ -10,6 +10,7 @@ from dataclasses import fields
 
 import pytest
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli import main as cli
 from hybrid_jax.sim.model_specs import names
 from hybrid_jax.sim.prefix_cache.caches import NAMES
@@ -149,6 +150,20 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
     assert told["dispatches of prompts"] == "3"
     assert told["time to last token"].startswith("p5 ")
     assert told["device"].startswith("1 ms + FLOPs / 395.6 TFLOP/s")
+
+
+def test_with_tiers_the_table_tells_what_each_had(arrive):
+    options = ("--capacity", "500MB", "--host-memory", "1GB", "--disk-memory", "5GB")
+    told, found = table(arrive(*options)), json.loads(arrive("--json", *options)[1])
+    assert told["hits in the cache"] == "96 tokens, 40.00 %; 2 requests"
+    assert told["in the host's memory"] == told["on disk"] == "0 tokens, 0.00 %; 0 requests"
+    assert told["host memory"].startswith("0 saves of 0 B, 0 loads of 0 B")
+    saves, written = found["disk"]["saves"], format_size(found["moved_bytes"]["to_disk"])
+    assert saves and told["disk memory"].startswith(f"{saves} saves of {written}, 0 loads of 0 B; ")
+    assert told["copies"].endswith(" s") and "the disk reads 0.65 GB/s" in told["device"]
+    assert "the cache alone" not in told
+    alone = table(arrive(*options, "--bounds"))["the cache alone"]
+    assert alone.startswith("token hit rate 40.00 %; time to first token p5 ")
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ ON_DISK += (arrivals.arrive, host_frames.copy_in)
 
 
 @pytest.mark.parametrize("function", ON_DISK, ids=lambda function: function.__qualname__)
-@left_to_all("OnDisk.note", "OnDisk.settle", "Disk", "arrive", "copy_in")
+@left_to_all("OnDisk.note", "OnDisk.settle", "Prefixes", "Disk", "arrive", "copy_in")
 def test_an_exception_at_any_line_of_a_copy_to_disk_loses_nothing(function, tmp_path):
     engine = make_engine(cache_dir=str(tmp_path), disk_memory=1 << 30)
 

@@ -221,3 +221,20 @@ def test_a_full_writer_drops_what_is_evicted():
     engine.scheduler.memory.make_room(engine.scheduler.memory.frames.num_frames - 1)
     assert disk.counters.saves_dropped == 1
     assert engine.scheduler.memory.tree.tiers[ARENA].frames.num_held == 0
+
+
+@pytest.mark.parametrize("num_frames", [24, 25, 26])
+@pytest.mark.parametrize("below", [0, 100])
+def test_a_hit_that_was_evicted_for_a_load_without_room_is_not_used(num_frames, below):
+    """The arena has a part of the prompt, and a row beside it. There is no room for the prompt that was read."""
+    engine, disk, prompt = filled(200, num_frames=num_frames, host_frames=below)
+    engine.add(prompt[:70], max_tokens=1)
+    engine.run()
+    engine.add([5] * 400, max_tokens=60)
+    for _ in range(5):
+        engine.step()
+    assert engine.scheduler.memory.tree.match(np.array(prompt, np.int32)).hit_len == 64
+    engine.add([*prompt, 3], max_tokens=4)
+    engine.run()
+    assert disk.counters.loads_without_room == 1
+    engine.check()

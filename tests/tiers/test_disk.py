@@ -123,8 +123,8 @@ def test_what_is_read_counts_as_just_used(tmp_path):
     assert load(disk, prompt(1), 320)
     used = {file.path.name for file in files_of(tmp_path) if file.used > 1000}
     chain = disk.chain(prompt(1))
-    ends = module._pages(chain, 256), module._pages(chain, 320)
-    assert used == {*ends, module._checkpoint(chain, 320)}
+    ends = module.pages_name(chain, 256), module.pages_name(chain, 320)
+    assert used == {*ends, module.checkpoint_name(chain, 320)}
 
 
 def test_only_the_pages_that_are_wanted_are_read(tmp_path):
@@ -146,7 +146,7 @@ def test_a_prefix_needs_its_pages_too(tmp_path):
     for length in (256, 608):
         save(disk, tokens, length)
     disk.flush()
-    name = module._pages(disk.chain(tokens), 512)
+    name = module.pages_name(disk.chain(tokens), 512)
     disk.folder.remove(name)
     assert find(disk, tokens) == 256
     assert disk.find(disk.chain(tokens), 256, len(tokens), held=512) == 608

@@ -23,7 +23,7 @@ from hybrid_jax.schedule.sequence import Phase, Queued, Sequence
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.tiers.speeds import DISK, Speeds
 from hybrid_jax.tiers.chain import Chain
-from hybrid_jax.tiers.disk import Disk, Read
+from hybrid_jax.tiers.disk import Prefixes, Read
 
 MOST_READS = 4  # prefixes that are being read, or lie in the host's memory until their prompts run
 MOST_TRIES = 3  # of a prompt, when files are damaged or what was there above is gone
@@ -32,10 +32,12 @@ A_WHILE_S = 0.05  # that a plan waits for a thread, if there is nothing else to 
 
 
 class Fetched(Enum):
-    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena."""
+    """What came of asking for a prompt: nothing, something that is being read, something that the arena had no room for
+    and perhaps has evicted something else for, or a hit in the arena."""
 
     NOTHING = "nothing"
     READING = "reading"
+    NO_ROOM = "no room"
     LOADED = "loaded"
 
 
@@ -52,7 +54,7 @@ class OnDisk:
         self,
         tree: RadixTree,
         geometry: Geometry,
-        disk: Disk,
+        disk: Prefixes,
         *,
         most_frames: int,
         costs: Costs,
@@ -187,7 +189,7 @@ class OnDisk:
         arrived = arrive(tree, self._geometry, tokens, read.frames)
         if arrived is None:
             counters.loads_without_room += 1
-            return Fetched.NOTHING
+            return Fetched.NO_ROOM
         node, come = arrived
         tree.pin(node)
         self._pinned.append(node)

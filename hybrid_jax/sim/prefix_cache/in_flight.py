@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -19,11 +20,38 @@ from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY
 from hybrid_jax.sim.prefix_cache.request_order import CacheResult, asked_and_hit
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.virtual_disk import NOTHING, VirtualDisk
 
 FRAME_BYTES = 256 * 1024  # at least; a frame is a page
+TIERS = {"": "arena", HOST_MEMORY: "host", DISK: "disk"}  # by where a hit was loaded from
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierHits:
+    """What the first prefills of requests skipped because one tier had it.
+
+    Attributes:
+        requests: those that resumed where this tier had their prefix; the arena if it had all of it.
+        tokens: that it had, and no faster tier. token_hit_rate: their share of all prompt tokens.
+    """
+
+    requests: int
+    tokens: int
+    token_hit_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaAlone:
+    """The same trace with the same arena, and nothing below it. The attributes are those of `InFlightResult`."""
+
+    hit_tokens: int
+    token_hit_rate: float
+    ttft_s: dict[str, float]
+    latency_s: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +71,11 @@ class InFlightResult(CacheResult):
         preemptions, waits: requests sent back for want of memory, and requests that waited for a checkpoint that
             another one computed.
         memory: `MemoryCounters`, in frames.
-        host: `TierCounters` of the host's memory; empty without one. copied_s: seconds that its copies took, in all.
+        hits: by tier, "arena", "host" and "disk"; their tokens add up to `hit_tokens`.
+        host: `TierCounters` of the host's memory; empty without one. disk: `DiskCounters` of the disk, likewise.
+        moved_bytes: {"to_host", "from_host", "to_disk", "from_disk"}: to and from the arena as frames, or as files.
+        copied_s: seconds that copies from and to the device took, in all. read_s, written_s: those of the disk.
+        alone: the arena without what is below it; None where there is nothing, or where not asked.
     """
 
     infeasible: int
@@ -56,8 +88,14 @@ class InFlightResult(CacheResult):
     preemptions: int
     waits: int
     memory: dict[str, int]
+    hits: dict[str, TierHits]
     host: dict[str, int]
+    disk: dict[str, int]
+    moved_bytes: dict[str, int]
     copied_s: float
+    read_s: float
+    written_s: float
+    alone: ArenaAlone | None
 
 
 def virtual_geometry(costs: Costs, grain: int, narrow_bytes: int = 0) -> Geometry:
@@ -105,6 +143,7 @@ def simulate_in_flight(
     shapes: Literal["fine", "coarse"] = "fine",
     device: DeviceModel | None = None,
     host_capacity: int = 0,
+    disk_capacity: int = 0,
     narrow_bytes: int = 0,
     bounds: bool = False,
 ) -> InFlightResult:
@@ -121,11 +160,13 @@ def simulate_in_flight(
         max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
         host_capacity: bytes of the host's memory that keep what the arena evicts; 0 for none.
+        disk_capacity: bytes of the disk that keep what the arena has taken; 0 for none.
         narrow_bytes: of a checkpoint in the cache; 0 for those of `costs`, which rows have.
-        bounds: also run "optimal" and "infinite".
+        bounds: also run "optimal" and "infinite", and where there is something below the arena, the arena alone.
 
     Raises:
-        ValueError: no requests, an unknown policy or shapes, or an arena too small for two checkpoints.
+        ValueError: no requests, an unknown policy or shapes, an arena or a host's memory too small for two
+            checkpoints, a disk too small for one and a run of pages, or something below the arena without a cache.
     """
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
@@ -138,14 +179,52 @@ def simulate_in_flight(
         prefill_tokens=prefill_tokens,
         shapes=shapes,
     )
+    for below_bytes, what in ((host_capacity, "host"), (disk_capacity, "disk")):
+        if below_bytes and cache_config.policy == "off":
+            raise ValueError(
+                f"simulate: {what} memory keeps what is cached, got {below_bytes} bytes of it with policy {policy!r}; "
+                "leave it out, or choose another policy"
+            )
     cached = replace(costs, checkpoint_bytes=narrow_bytes) if narrow_bytes else costs
-    run = _Run(trace, costs, decode or costs, engine, capacity, device, host_capacity, narrow_bytes)
+    decoding = decode or costs
+    run = _Run(
+        trace,
+        costs,
+        decoding,
+        engine,
+        capacity,
+        device,
+        host_capacity=host_capacity,
+        disk_capacity=disk_capacity,
+        narrow_bytes=narrow_bytes,
+    )
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
-    below = run.scheduler.memory.below
+    below, disk = run.scheduler.memory.below, run.disk
     seconds = time.process_time() - started
     lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
     skipped = np.array(list(run.hits.values()), np.int64)
+    alone = None
+    if bounds and (host_capacity or disk_capacity):
+        found = simulate_in_flight(
+            trace,
+            costs,
+            policy,
+            capacity,
+            decode=decode,
+            grain=grain,
+            max_rows=max_rows,
+            prefill_tokens=prefill_tokens,
+            shapes=shapes,
+            device=device,
+            narrow_bytes=narrow_bytes,
+        )
+        alone = ArenaAlone(
+            hit_tokens=found.hit_tokens,
+            token_hit_rate=found.token_hit_rate,
+            ttft_s=found.ttft_s,
+            latency_s=found.latency_s,
+        )
     return InFlightResult(
         **asked_and_hit(
             trace, cached, policy, capacity, lengths, skipped, grain=grain, bounds=bounds
@@ -165,9 +244,15 @@ def simulate_in_flight(
         evictions=0 if tree is None else tree.counters.evictions,
         waits=counters.waits,
         memory=asdict(run.scheduler.memory.holds.counters),
+        hits=run.hits_by_tier(int(lengths.sum())),
         host={} if below is None else asdict(below.counters),
+        disk={} if disk is None else asdict(disk.counters),
+        moved_bytes=run.moved_bytes(),
         copied_s=run.copied_s,
-        timing=run.device.describe(),
+        read_s=0.0 if disk is None else disk.read_s,
+        written_s=0.0 if disk is None else disk.written_s,
+        alone=alone,
+        timing=run.device.describe(copies=below is not None, disk=disk is not None),
         seconds=seconds,
     )
 
@@ -183,7 +268,9 @@ class _Run:
         engine: EngineConfig,
         capacity: int,
         device: DeviceModel | None,
+        *,
         host_capacity: int = 0,
+        disk_capacity: int = 0,
         narrow_bytes: int = 0,
     ):
         self.trace, self.costs, self.decode, self.engine = trace, costs, decode, engine
@@ -200,6 +287,9 @@ class _Run:
         if host_capacity and below < least:
             told = at_least(least * geometry.frame_bytes, host_capacity)
             raise ValueError(f"simulate: host memory must hold two checkpoints, {told}")
+        self.disk: VirtualDisk | None = None
+        if disk_capacity:
+            self.disk = VirtualDisk(geometry, costs, disk_capacity, self.device)
         slots = 1 + frames // geometry.cached_state_frames if geometry.has_state else 2
         self.scheduler = Scheduler(
             geometry,
@@ -208,15 +298,18 @@ class _Run:
             max_slots=slots,
             max_model_len=1 << 30,
             host_frames=below + 1 if below else 0,
+            disk=self.disk,
             costs=costs,
         )
-        self.now = trace[0].arrival_s
+        self.now = 0.0
+        self._go_on_to(trace[0].arrival_s)
         self.infeasible = self.used_max = self.padded_tokens = self.prefill_dispatches = 0
         self._frame_bytes, self.copied_s = geometry.frame_bytes, 0.0
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
         self.ended: dict[int, float] = {}
         self.hits: dict[int, int] = {}
+        self._loaded: dict[int, tuple[str, int]] = {}  # tier, and tokens that came from there
         self._due: list[tuple[float, int]] = []  # (time, request) of what may arrive
         self._after: dict[int, int] = {}  # the turn that waits for this one to end
         last: dict[int | str, int] = {}
@@ -229,28 +322,80 @@ class _Run:
             last[request.session_id] = number
 
     def go(self) -> None:
-        """Runs until every request has ended or was refused."""
-        while self._due or self.scheduler.has_work:
+        """Runs until every request has ended or was refused. What waits to be written then is not written."""
+        while len(self.ended) + self.infeasible < len(self.trace):
             while self._due and self._due[0][0] <= self.now:
                 self._arrive(*heapq.heappop(self._due))
             plan = self.scheduler.plan()
             if plan:
-                self.now += self._duration(plan)
+                self._go_on_to(self.now + self._duration(plan))
                 held = self.scheduler.memory.frames.num_held * self._frame_bytes
                 self.used_max = max(self.used_max, held)
+                for out in plan.to_disk:
+                    out.give([NOTHING] * len(out.arena))
                 self._read(plan)
                 for new in self.scheduler.receive(plan):
                     number = int(new.request.request_id)
                     if new.new_token_ids:
-                        self.first_token.setdefault(number, self.now)
-                        self.hits.setdefault(number, new.request.hit.num_tokens)
+                        self._note(number, new.request)
                     if new.finished:
                         self.ended[number] = self.now
                         self._release(number)
-            elif self._due:
-                self.now = max(self.now, self._due[0][0])
+            elif (when := self._next_s()) is not None:
+                self._go_on_to(max(self.now, when))
             else:
                 assert not self.scheduler.has_work, "simulate: the scheduler has work and no plan"
+
+    def _next_s(self) -> float | None:
+        """When something happens that the scheduler may wait for; None for never."""
+        times = [self._due[0][0]] if self._due else []
+        if self.disk is not None and self.disk.next_s is not None:
+            times.append(self.disk.next_s)
+        return min(times, default=None)
+
+    def _go_on_to(self, now: float) -> None:
+        """It is now so late."""
+        self.now = now
+        if self.disk is not None:
+            self.disk.advance(now)
+
+    def _note(self, number: int, request: Request) -> None:
+        """Notes when a request has its first token, and what its first prefill skipped."""
+        if number not in self.first_token:
+            self.first_token[number], self.hits[number] = self.now, request.hit.num_tokens
+            if (found := request.hit.look_up) is not None:
+                self._loaded[number] = TIERS[found.loaded_from], found.loaded
+
+    def hits_by_tier(self, input_tokens: int) -> dict[str, TierHits]:
+        """What requests skipped, by the tier that had it, of so many tokens of prompts."""
+        memory = self.scheduler.memory
+        there = {"arena": True, "host": memory.below is not None, "disk": self.disk is not None}
+        requests, tokens = Counter[str](), Counter[str]()
+        for number, hit in self.hits.items():
+            tier, loaded = self._loaded.get(number, ("arena", 0))
+            requests[tier] += hit > 0
+            tokens[tier] += loaded
+            tokens["arena"] += hit - loaded
+        return {
+            tier: TierHits(
+                requests=requests[tier],
+                tokens=tokens[tier],
+                token_hit_rate=tokens[tier] / max(1, input_tokens),
+            )
+            for tier in there
+            if there[tier]
+        }
+
+    def moved_bytes(self) -> dict[str, int]:
+        """Bytes each way, of the tiers that there are."""
+        moved, below = {}, self.scheduler.memory.below
+        if below is not None:
+            moved["to_host"] = below.counters.saved_frames * self._frame_bytes
+            moved["from_host"] = below.counters.loaded_frames * self._frame_bytes
+        if self.disk is not None:
+            moved["to_disk"] = self.disk.counters.saved_bytes
+            moved["from_disk"] = self.disk.counters.loaded_bytes
+        return moved
 
     def _arrive(self, when: float, number: int) -> None:
         request, length = self.trace[number], max(1, len(self.trace[number].output))
@@ -288,6 +433,8 @@ class _Run:
             for row in plan.decode
         )
         frames = sum(len(transfer.arena) for transfer in (*plan.saves, *plan.loads))
+        frames += sum(len(out.arena) for out in plan.to_disk)
+        frames += sum(len(come.arena) for come in plan.from_disk)
         copying = self.device.copy_seconds(frames * self._frame_bytes)
         self.copied_s += copying
         return copying + self.device.seconds(

@@ -54,10 +54,20 @@ class DeviceModel:
     bytes_per_second: float = 0.75 * 4.3e12
     dispatch_s: float = 0.001
     host_bytes_per_second: float = 0.75 * 64e9
+    disk_read_bytes_per_second: float = 0.65e9
+    disk_write_bytes_per_second: float = 1.38e9
 
     def copy_seconds(self, num_bytes: int) -> float:
         """Time to copy so much between the device and the host's memory."""
         return num_bytes / self.host_bytes_per_second
+
+    def read_seconds(self, num_bytes: int) -> float:
+        """Time to read so much from the disk."""
+        return num_bytes / self.disk_read_bytes_per_second
+
+    def write_seconds(self, num_bytes: int) -> float:
+        """Time to write so much to the disk."""
+        return num_bytes / self.disk_write_bytes_per_second
 
     def seconds(
         self, costs: Costs, *, flops: float, num_steps: int, bytes_per_step: float
@@ -72,12 +82,18 @@ class DeviceModel:
         step = (costs.flops_per_token + bytes_per_step) / self.bytes_per_second
         return self.dispatch_s + flops / self.flops_per_second + num_steps * step
 
-    def describe(self) -> str:
-        """The formula, with its numbers."""
-        return (
+    def describe(self, *, copies: bool = False, disk: bool = False) -> str:
+        """The formula, with its numbers, and those of copies and of the disk if there are any."""
+        told = (
             f"{1e3 * self.dispatch_s:g} ms + FLOPs / {self.flops_per_second / 1e12:g} TFLOP/s + "
             f"bytes / {self.bytes_per_second / 1e12:g} TB/s"
         )
+        if copies or disk:
+            told += f", copies at {self.host_bytes_per_second / 1e9:g} GB/s"
+        if disk:
+            reads, writes = self.disk_read_bytes_per_second, self.disk_write_bytes_per_second
+            told += f", the disk reads {reads / 1e9:g} GB/s and writes {writes / 1e9:g} GB/s"
+        return told
 
 
 class MeasuredTable:
