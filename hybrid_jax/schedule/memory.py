@@ -36,7 +36,7 @@ from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.disk import Prefixes
 
 # Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
-SAVED_BYTES = 128 << 20
+SAVED_BYTES = 1 << 30
 
 
 class Memory:

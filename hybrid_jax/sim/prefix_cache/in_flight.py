@@ -145,6 +145,7 @@ def simulate_in_flight(
     host_capacity: int = 0,
     disk_capacity: int = 0,
     narrow_bytes: int = 0,
+    loads: Literal["faster", "always"] = "faster",
     bounds: bool = False,
 ) -> InFlightResult:
     """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
@@ -162,6 +163,7 @@ def simulate_in_flight(
         host_capacity: bytes of the host's memory that keep what the arena evicts; 0 for none.
         disk_capacity: bytes of the disk that keep what the arena has taken; 0 for none.
         narrow_bytes: of a checkpoint in the cache; 0 for those of `costs`, which rows have.
+        loads: as of `CacheConfig`, by the rates of the device.
         bounds: also run "optimal" and "infinite", and where there is something below the arena, the arena alone.
 
     Raises:
@@ -171,7 +173,7 @@ def simulate_in_flight(
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
     started = time.process_time()
-    cache_config = cache_config_of(policy)
+    cache_config = replace(cache_config_of(policy), loads=loads)
     engine = EngineConfig(
         cache=cache_config,
         max_rows=max_rows,
@@ -300,6 +302,7 @@ class _Run:
             host_frames=below + 1 if below else 0,
             disk=self.disk,
             costs=costs,
+            speeds=self.device.speeds() if engine.cache.loads == "faster" else None,
         )
         self.now = 0.0
         self._go_on_to(trace[0].arrival_s)

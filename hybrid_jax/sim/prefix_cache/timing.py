@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_jax.costs import Costs
+from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY, Rate, Speeds
 
 PERCENTILES = (5, 50, 95)
 
@@ -68,6 +69,14 @@ class DeviceModel:
     def write_seconds(self, num_bytes: int) -> float:
         """Time to write so much to the disk."""
         return num_bytes / self.disk_write_bytes_per_second
+
+    def speeds(self) -> Speeds:
+        """These rates, for what is loaded and what is computed."""
+        tiers = {HOST_MEMORY: self.host_bytes_per_second, DISK: self.disk_read_bytes_per_second}
+        return Speeds(
+            prompts=Rate(self.flops_per_second, 1.0),
+            tiers={tier: Rate(rate, 1.0) for tier, rate in tiers.items()},
+        )
 
     def seconds(
         self, costs: Costs, *, flops: float, num_steps: int, bytes_per_step: float

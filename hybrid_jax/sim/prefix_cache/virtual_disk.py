@@ -159,6 +159,7 @@ class VirtualDisk(Prefixes):
                 found.fail()
                 self.counters.loads_failed += 1
             found.finish()
+            found.seconds = taken
 
         heapq.heappush(self._jobs, (self._reads_until, next(self._numbers), done))
         return found
