@@ -89,6 +89,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "host_loads": "prefixes that were copied back because a prompt went on from them",
         "host_loaded_frames": "frames copied for them",
         "host_loaded_tokens": "tokens of these that the cache did not have itself",
+        "host_hit_tokens": "how many of these tokens prompts skipped; `cache_hit_tokens` has them, too",
         "host_loads_without_room": "prefixes there that a prompt could have used, but for room to copy them back",
     },
     "Tier on disk": {
@@ -100,6 +101,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "disk_loads": "prefixes that were read because a prompt went on from them",
         "disk_loaded_bytes": "bytes read for them",
         "disk_loaded_tokens": "tokens of these that the cache did not have itself",
+        "disk_hit_tokens": "how many of these tokens prompts skipped; `cache_hit_tokens` has them, too",
         "disk_loads_failed": "prefixes that could not be read, because a file was damaged or gone",
         "disk_loads_without_room": "prefixes that were read, but there was no room for them",
     },

@@ -82,12 +82,16 @@ class Queued:
         waits_for: the promised node that it waits for.
         num_overtaken: later requests that were admitted while it waited.
         read: what is being read of its prompt from the disk; None for nothing. num_reads: how often it was asked for.
+        came_from: the tier that its prefix was copied from, in words; "" for none.
+        came_after: how many tokens of it the arena had before.
     """
 
     waits_for: Node | None = None
     num_overtaken: int = 0
     read: Read | None = None
     num_reads: int = 0
+    came_from: str = ""
+    came_after: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -38,6 +38,7 @@ class DiskCounters:
         saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
+        hit_tokens: how many of these tokens prompts skipped in the end.
         loads_failed: files that were damaged, gone or not readable.
         loads_without_room: prefixes that were read, but the cache had no room for them.
     """
@@ -48,6 +49,7 @@ class DiskCounters:
     loads: int = 0
     loaded_bytes: int = 0
     loaded_tokens: int = 0
+    hit_tokens: int = 0
     loads_failed: int = 0
     loads_without_room: int = 0
 
@@ -172,6 +174,14 @@ class Disk:
             if self._resumes(chain, position) and not self._lacking(chain, position, held):
                 return position
         return 0
+
+    def has(self, chain: Chain, position: int) -> bool:
+        """Whether a prompt can resume at a position from what is there."""
+        return self._resumes(chain, position) and not self._lacking(chain, position)
+
+    def is_coming(self, chain: Chain, position: int) -> bool:
+        """Whether what a prompt needs to resume at a position is being written."""
+        return _checkpoint(chain, position) in self._names_waiting
 
     def _resumes(self, chain: Chain, position: int) -> bool:
         if _checkpoint(chain, position) in self.folder:

@@ -56,6 +56,12 @@ class SimulatedDisk:
     def chain(self, tokens):
         return Chain(root_of(), tokens)
 
+    def has(self, chain, position):
+        return chain.name(position) in self.entries
+
+    def is_coming(self, chain, position):
+        return False
+
     def find(self, chain, above, most, *, held):
         grain = self.geometry.grain
         for position in range(most // grain * grain, above, -grain):

@@ -30,6 +30,7 @@ class TierCounters:
         saves_dropped: those that were too much for one plan to copy.
         loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
             arena did not have.
+        hit_tokens: how many of these tokens prompts skipped in the end.
         loads_without_room: hits below that the arena had no room for.
     """
 
@@ -39,6 +40,7 @@ class TierCounters:
     loads: int = 0
     loaded_frames: int = 0
     loaded_tokens: int = 0
+    hit_tokens: int = 0
     loads_without_room: int = 0
 
 
@@ -134,6 +136,16 @@ class Below:
         self._in_flight.clear()
 
     # --- looking at it ----------------------------------------------------------------------------
+
+    @property
+    def on_the_way(self) -> dict[Node, bool]:
+        """The nodes whose pages or checkpoints are on their way down, and of which a checkpoint is."""
+        found: dict[Node, bool] = {}
+        for copy in (*self.saves, *(copy for _, saves in self._in_flight for copy in saves)):
+            node, _ = self._tree.reach(copy.tokens)
+            missing = [part for part in node.path() if not part.has(self.number)]
+            found |= dict.fromkeys(missing, False) | {node: bool(copy.slot)}
+        return found
 
     def check_invariants(self) -> None:
         """Recounts who holds what of the tier: the tree, and what is on its way down."""

@@ -211,6 +211,12 @@ class OnDisk:
             self.disk.wait_for_room(A_WHILE_S)
         return False
 
+    @property
+    def on_the_way(self) -> set[str]:
+        """Names of prefixes that wait to be copied out, or for their numbers to be known to be finite."""
+        unsettled = [tokens for found in self._unsettled.values() for tokens in found]
+        return {*self._waiting, *(self.disk.chain(x).name(len(x)) for x in unsettled)}
+
     def forget(self, sequence: Sequence) -> None:
         """A waiting sequence asks for nothing any more."""
         if sequence.queued.read is not None:
