@@ -320,7 +320,7 @@ class CacheView:
 
         A line has the node's span in tokens, how its text begins (or its token ids, without a tokenizer), and what of
         it is cached: in the arena, unless a place is named. What is "on disk" can be resumed from there at the span's
-        end. A span that is "known" was seen, but its pages are not cached.
+        end, or at the position that is named. A span that is "known" was seen, but its pages are not cached.
         """
         found = self.nodes()
         if found is None:

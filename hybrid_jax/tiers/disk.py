@@ -175,10 +175,6 @@ class Disk:
                 return position
         return 0
 
-    def has(self, chain: Chain, position: int) -> bool:
-        """Whether a prompt can resume at a position from what is there."""
-        return self._resumes(chain, position) and not self._lacking(chain, position)
-
     def is_coming(self, chain: Chain, position: int) -> bool:
         """Whether what a prompt needs to resume at a position is being written."""
         return _checkpoint(chain, position) in self._names_waiting

@@ -33,10 +33,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     DISK: {"facecolor": "#FFF3D6", "edgecolor": "#7A5200", "hatch": "/////"},
 }
 STRIP = 0.2  # height of the strip of a tier, in lines of the tree
-PANEL, GAP = (
-    0.34,
-    0.10,
-)  # heights of the panel of a tier, and of what is above it, in those of the arena's
+PANEL = 0.4  # height of the panel of a tier, in that of the arena's
 
 
 def memory(watch: Watch, ax: Axes | None = None) -> Axes:
@@ -226,12 +223,12 @@ def tree(llm: LLM, ax: Axes | None = None) -> Axes:
 
 def _strip(ax: Axes, node: NodeLine, tier: str, top: float, height: float) -> None:
     """What a tier below the arena has of a node."""
-    start, end = node.span
+    start = node.span[0]
     for found in (found for found in node.below if found.tier == tier):
         look = {"facecolor": "none", "edgecolor": "black"} if found.coming else LOOKS[tier]
-        ax.add_patch(Rectangle((start, top), end - start, height, linewidth=0.6, **look))
+        ax.add_patch(Rectangle((start, top), found.end - start, height, linewidth=0.6, **look))
         if found.resumes and not found.coming:
-            ax.plot([end, end], [top, top + height], color="black", linewidth=2)
+            ax.plot([found.end] * 2, [top, top + height], color="black", linewidth=2)
 
 
 def requests(outputs: Sequence[RequestOutput], ax: Axes | None = None) -> Axes:

@@ -56,9 +56,6 @@ class SimulatedDisk:
     def chain(self, tokens):
         return Chain(root_of(), tokens)
 
-    def has(self, chain, position):
-        return chain.name(position) in self.entries
-
     def is_coming(self, chain, position):
         return False
 

@@ -381,12 +381,14 @@ class TierLine(NamedTuple):
 
     Attributes:
         tier: which one, `HOSTS_MEMORY` or `DISK`.
-        resumes: whether a checkpoint stands there at the node's end; on disk, whatever a prompt needs to resume there.
+        end: up to which token. The disk knows no nodes and may have less than all of one.
+        resumes: whether a checkpoint stands there at that end; on disk, whatever a prompt needs to resume there.
         coming: it is on its way there, and no prompt finds it there yet.
         mark: all that in words.
     """
 
     tier: str
+    end: int
     resumes: bool
     coming: bool
     mark: str

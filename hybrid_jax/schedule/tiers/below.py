@@ -138,13 +138,18 @@ class Below:
     # --- looking at it ----------------------------------------------------------------------------
 
     @property
-    def on_the_way(self) -> dict[Node, bool]:
-        """The nodes whose pages or checkpoints are on their way down, and of which a checkpoint is."""
-        found: dict[Node, bool] = {}
+    def on_the_way(self) -> dict[Node, tuple[int, bool]]:
+        """Of the nodes of which something is on its way down: up to which token, and whether a checkpoint comes there.
+
+        What is evicted is joined with what is known after it, so that may be before the node's end.
+        """
+        found: dict[Node, tuple[int, bool]] = {}
         for copy in (*self.saves, *(copy for _, saves in self._in_flight for copy in saves)):
-            node, _ = self._tree.reach(copy.tokens)
-            missing = [part for part in node.path() if not part.has(self.number)]
-            found |= dict.fromkeys(missing, False) | {node: bool(copy.slot)}
+            length = len(copy.tokens)
+            for node in self._tree.reach(copy.tokens)[0].path():
+                here = min(node.end, length), node.end >= length and bool(copy.slot)
+                if here[1] or not node.has(self.number):
+                    found[node] = max(found.get(node, here), here)
         return found
 
     def check_invariants(self) -> None:

@@ -25,24 +25,35 @@ def tiers_below(
     return of
 
 
-def _in_host(node: Node, tier: int, down: dict[Node, bool]) -> Iterator[TierLine]:
+def _in_host(node: Node, tier: int, down: dict[Node, tuple[int, bool]]) -> Iterator[TierLine]:
     has, resumes = node.has(tier), node.has_checkpoint(tier)
     if has:
         count = len(node.held[tier].pages)
         arena = node.held[ARENA].pages if node.has(ARENA) else ()
         alike = (len(arena), node.has_checkpoint(ARENA)) == (count, resumes)
         what = f"{count} page{'s' * (count != 1)}{' and a checkpoint' * resumes} in {HOSTS_MEMORY}"
-        yield TierLine(HOSTS_MEMORY, resumes, False, f"in {HOSTS_MEMORY} too" if alike else what)
-    if node in down and not (has and resumes >= down[node]):
+        yield TierLine(
+            HOSTS_MEMORY, node.end, resumes, False, f"in {HOSTS_MEMORY} too" if alike else what
+        )
+    if node in down:
+        end, checkpoint = down[node]
         what = "checkpoint on its way" if has else "on its way"
-        yield TierLine(HOSTS_MEMORY, down[node], True, f"{what} to {HOSTS_MEMORY}")
+        mark = f"{what} to {HOSTS_MEMORY}{_up_to(node, end)}"
+        yield TierLine(HOSTS_MEMORY, end, checkpoint, True, mark)
 
 
 def _on_disk(node: Node, on_disk: OnDisk, names: set[str]) -> Iterator[TierLine]:
-    """The disk is asked by the prefix up to the node's end, for it knows no nodes."""
-    tokens = np.concatenate([part.tokens for part in node.path()])
-    chain = on_disk.disk.chain(tokens)
-    if on_disk.disk.has(chain, node.end):
-        yield TierLine(DISK, True, False, "on disk")
-    elif on_disk.disk.is_coming(chain, node.end) or chain.name(node.end) in names:
-        yield TierLine(DISK, True, True, f"on its way to {DISK}")
+    """The disk is asked by the prefixes that end on the node's span, the longest first, for it knows no nodes."""
+    disk, grain = on_disk.disk, on_disk.grain
+    chain = disk.chain(np.concatenate([part.tokens for part in node.path()]))
+    there = disk.find(chain, node.start, node.end, held=0)
+    if there:
+        yield TierLine(DISK, there, True, False, "on disk" + _up_to(node, there))
+    for end in range(node.end - node.end % grain, max(node.start, there), -grain):
+        if disk.is_coming(chain, end) or chain.name(end) in names:
+            yield TierLine(DISK, end, True, True, f"on its way to {DISK}{_up_to(node, end)}")
+            return
+
+
+def _up_to(node: Node, end: int) -> str:
+    return "" if end == node.end else f" up to {end}"

@@ -212,6 +212,11 @@ class OnDisk:
         return False
 
     @property
+    def grain(self) -> int:
+        """Tokens between positions where prompts can resume."""
+        return self._geometry.grain
+
+    @property
     def on_the_way(self) -> set[str]:
         """Names of prefixes that wait to be copied out, or for their numbers to be known to be finite."""
         unsettled = [tokens for found in self._unsettled.values() for tokens in found]
