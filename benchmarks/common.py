@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import platform
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.cache.figures.plots import why_not
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.request import Request
@@ -168,6 +170,36 @@ def header() -> dict[str, str]:
         "python": platform.python_version(),
         "commit": commit,
     }
+
+
+def measure_or_draw(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    draw: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """Runs a script that measures and writes a report, or draws one that was written before.
+
+    Args:
+        parser: with options of the script's own; it gets `--json`, `--png`, `--draw` and `--smoke`.
+        measure: makes the report. draw: writes its picture.
+    """
+    parser.add_argument("--json", type=Path, help="the numbers")
+    parser.add_argument("--png", type=Path, help="a picture of them")
+    parser.add_argument(
+        "--draw", type=Path, metavar="JSON", help="measure nothing, and draw these earlier numbers"
+    )
+    parser.add_argument("--smoke", action="store_true", help="few rounds, to see that it works")
+    given = parser.parse_args()
+    if given.draw and not given.png:
+        parser.error("--draw needs --png, the file to draw to")
+    if given.draw and given.json:
+        parser.error("--draw measures nothing, so leave out --json")
+    if given.png and (missing := why_not()):
+        parser.error(missing)
+    report = json.loads(given.draw.read_text()) if given.draw else measure(given)
+    write_json(given.json, report)
+    if given.png:
+        draw(report, given.png)
 
 
 def write_json(path: Path | None, report: dict) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints as int8: what they cost in log-probabilities, by layers, depth and resumes in a row, and how many fit.
 
-    python benchmarks/cache/checkpoints.py [--json benchmarks/results/cache/checkpoints.json] [--smoke]
+    python benchmarks/cache/checkpoints.py [--json benchmarks/results/cache/checkpoints.json] [--png FILE] [--smoke]
+    python benchmarks/cache/checkpoints.py --draw FILE.json --png FILE.png
 
 Accuracy and bytes only; no times. The texts are held-out modules of Python's standard library, a token a byte.
 
@@ -26,7 +27,8 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
-from benchmarks.common import header, write_json
+from benchmarks.cache import tier_pictures
+from benchmarks.common import header, measure_or_draw
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
@@ -283,11 +285,7 @@ def measure_sizes() -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="few texts, to see that it works")
-    given = parser.parse_args()
+def measure(given: argparse.Namespace) -> dict[str, Any]:
     longest = max(DEPTHS[-1], RESUMES * STEP) + JUDGED + 1
     documents = read_corpus(sources_of(None)).held_out
     long = [list(d.content) for d in documents if len(d.content) > longest + 200]
@@ -302,8 +300,12 @@ def main() -> None:
     print(report["resumes"], flush=True)
     depths = DEPTHS[:1] if given.smoke else DEPTHS
     report["formats"] = {name: measure_formats(name, texts, depths) for name in names}
-    if given.json is not None:
-        write_json(given.json, report)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    measure_or_draw(parser, measure, tier_pictures.draw_checkpoints)
 
 
 if __name__ == "__main__":

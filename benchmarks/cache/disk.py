@@ -1,6 +1,7 @@
 """The tier on disk: rates, a decode step beside saves, prompts that never come back, first tokens.
 
-    python benchmarks/cache/disk.py [--json benchmarks/results/cache/disk.json] [--folder FOLDER] [--smoke]
+    python benchmarks/cache/disk.py [--json benchmarks/results/cache/disk.json] [--png FILE] [--folder FOLDER] [--smoke]
+    python benchmarks/cache/disk.py --draw FILE.json --png FILE.png
 
 A random Nemotron-H of 173 M parameters (`random_models.nemotron_model`). Sides are measured in turns in one process, in
 medians with 10th and 90th percentiles. Files are dropped from the system's cache before each read, as far as it lets
@@ -14,25 +15,32 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # when run as a file
-from benchmarks.cache.tiers import NUMBERS, OWN, SHARED, decode_beside, never_back, prompt_of
-from benchmarks.common import header, quantiles, request, run, turns, write_json
+from benchmarks.cache import tier_pictures
+from benchmarks.cache.tier_runs import (
+    NUMBERS,
+    SHARED,
+    changing_plans,
+    decode_beside,
+    first_tokens,
+    never_back,
+    prompt_of,
+    rates_beside,
+)
+from benchmarks.common import header, measure_or_draw
 from benchmarks.engine.random_models import nemotron_model
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.tiers.open_disk import checksums
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule.plan import Outgoing
+from hybrid_jax.schedule.plan import Outgoing, Plan
 from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.tiers.folder import files_of
 
@@ -103,23 +111,17 @@ def rates(engine: Engine, rounds: int) -> dict[str, Any]:
 
     plain_write(None)
     sides = {"write": write, "plain write": plain_write, "read": read, "plain read": plain_read}
-    found = turns(rounds, sides, lambda: None)
-    values = {name: quantiles(each) for name, each in found.items()}
-    share = {
-        name: values[name]["median"] / values[f"plain {name}"]["median"]
-        for name in ("write", "read")
-    }
+    beside = {name: f"plain {name}" for name in ("write", "read")}
+    values, share = rates_beside(rounds, sides, beside)
     clear()
     return {"bytes": sum(sizes), "bytes_per_s": values, "share_of_plain": share}
 
 
-@contextmanager
-def saving(engine: Engine, num_frames: int) -> Iterator[None]:
+def saving(engine: Engine, num_frames: int) -> AbstractContextManager[None]:
     """Each plan hands so many frames to the writer, which packs and writes them."""
-    dispatch, disk = Runner._dispatch, engine.disk
-    rng = np.random.default_rng(next(NUMBERS))
+    disk, rng = engine.disk, np.random.default_rng(next(NUMBERS))
 
-    def with_saves(self, plan):
+    def save_frames(plan: Plan) -> None:
         if disk.has_room:
             tokens = np.array(prompt_of(rng, 64, engine.config.vocab_size), np.int32)
             save = disk.wants(disk.chain(tokens), 64)
@@ -128,62 +130,24 @@ def saving(engine: Engine, num_frames: int) -> Iterator[None]:
                 *plan.to_disk,
                 Outgoing(arena=frames, give=lambda copies: disk.save(save, copies)),
             ]
-        return dispatch(self, plan)
 
-    with mock.patch.object(Runner, "_dispatch", with_saves):
-        yield
+    return changing_plans(save_frames)
 
 
-def first_tokens(engine: Engine, rounds: int) -> dict[str, Any]:
-    """Seconds to the first token behind a shared prefix: cold, from the arena, and from disk into an empty arena."""
-    rng, vocab = np.random.default_rng(2), engine.config.vocab_size
-
-    def ask(prompt: list[int]) -> float:
-        return run(engine, [request(f"f{next(NUMBERS)}", prompt, 1)])
-
-    def write_all() -> None:
-        while engine.has_saves or engine.has_work:
-            engine.step()
-        engine.disk.flush()
-
-    def cold(prompt: list[int]) -> float:
-        engine.reset_prefix_cache()
-        seconds = ask(prompt_of(rng, len(prompt) + OWN, vocab))
-        write_all()
-        return seconds
-
-    def of_arena(prompt: list[int]) -> float:
-        engine.reset_prefix_cache()
-        ask(prompt)
-        write_all()
-        return ask([*prompt, *prompt_of(rng, OWN, vocab)])
-
-    def of_disk(prompt: list[int]) -> float:
-        engine.reset_prefix_cache()
-        ask(prompt)
-        write_all()
-        engine.reset_prefix_cache()
-        forget([file.path for file in files_of(engine.disk.folder.path)])
-        before = engine.stats()["disk_loaded_tokens"]
-        seconds = ask([*prompt, *prompt_of(rng, OWN, vocab)])
-        assert engine.stats()["disk_loaded_tokens"] - before >= SHARED - engine.geometry.grain
-        return seconds
-
-    sides = {"cold": cold, "from the arena": of_arena, "from disk": of_disk}
-    found = turns(rounds, sides, lambda: prompt_of(rng, SHARED + 1, vocab))
-    values = {name: quantiles(each) for name, each in found.items()}
-    over = {name: values[name]["median"] / values["cold"]["median"] for name in values}
-    return {"shared_tokens": SHARED, "seconds": values, "over_cold": over}
+def write_all(engine: Engine) -> None:
+    """Waits until all that the cache has taken is on disk."""
+    while engine.has_saves or engine.has_work:
+        engine.step()
+    engine.disk.flush()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--folder", type=Path, help="where the files go; a temporary folder if left out"
-    )
-    parser.add_argument("--smoke", action="store_true", help="few rounds, to see that it works")
-    given = parser.parse_args()
+def to_disk(engine: Engine) -> None:
+    """The cache in memory is emptied, and so is the system's cache of files."""
+    engine.reset_prefix_cache()
+    forget([file.path for file in files_of(engine.disk.folder.path)])
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
     rounds = 2 if given.smoke else 9
     config = nemotron_model()
     params = random_params(config, 0)
@@ -206,7 +170,14 @@ def main() -> None:
             engine, lambda: saving(engine, num_frames), rounds, 64
         ) | {"frames_per_plan": num_frames}
         print("decode beside saves", report["decode_beside_saves"]["ratio"], flush=True)
-        report["first_tokens"] = first_tokens(engine, 2 if given.smoke else 5)
+        report["first_tokens"] = first_tokens(
+            engine,
+            2 if given.smoke else 5,
+            tier="from disk",
+            loaded="disk_loaded_tokens",
+            send_down=lambda: to_disk(engine),
+            settle=lambda: write_all(engine),
+        )
         print(report["first_tokens"]["over_cold"], flush=True)
         engine.close()
         small = replace(settings, memory=400 << 20, max_model_len=512)
@@ -217,8 +188,15 @@ def main() -> None:
         report["never_back"] = never_back(engines, rounds, 16, "disk_saves")
         print("never back", report["never_back"]["ratio"], flush=True)
         engines["on"].close()
-    if given.json is not None:
-        write_json(given.json, report)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--folder", type=Path, help="where the files go; a temporary folder if left out"
+    )
+    measure_or_draw(parser, measure, tier_pictures.draw_tier)
 
 
 if __name__ == "__main__":

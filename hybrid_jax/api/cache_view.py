@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hybrid_jax.text.tokenizer import Tokenizer
 
 SHOWN_TOKENS, SHOWN_CHARACTERS = 32, 40  # of a span in the picture of the tree
+LOADED = "background:repeating-linear-gradient(45deg,rgba(66,133,244,.25) 0 4px,rgba(66,133,244,.6) 4px 8px)"
+LOWER = "border-bottom:1px dotted"  # what only tiers below the arena have
 REMEMBERED = 4096  # requests that can still be explained
 # Tokens of the prompt, those that were skipped, and the look-up.
 SeenRequest = tuple[int, int, LookUp | None]
@@ -74,6 +76,8 @@ class CacheExplanation:
         prompt_tokens: tokens of the prompt.
         matched_tokens: leading tokens that earlier requests had as well, cached or not.
         hit_tokens: tokens skipped.
+        loaded_tokens: how many of these the arena did not have. loaded_from: the tier that they were copied from, in
+            words; "" for none.
         possible_tokens: the most that could have been skipped. The last token is always computed, because it gives the
             logits.
         reason: why the rest was computed.
@@ -85,11 +89,15 @@ class CacheExplanation:
     hit_tokens: int
     possible_tokens: int
     reason: str
+    loaded_tokens: int = 0
+    loaded_from: str = ""
 
     def _repr_html_(self) -> str:
         hit, known = self.hit_tokens, max(self.matched_tokens, self.hit_tokens)
+        loaded = self.loaded_tokens
         parts = [
-            (hit, MARK, f"{hit} tokens came from the prefix cache"),
+            (hit - loaded, MARK, f"{hit - loaded} tokens came from the prefix cache"),
+            (loaded, LOADED, f"{loaded} tokens came from {self.loaded_from}"),
             (
                 known - hit,
                 "background:rgba(128,128,128,.35)",
@@ -221,6 +229,8 @@ class CacheView:
             hit_tokens=hit,
             possible_tokens=possible,
             reason=self._reason(hit, possible, look_up),
+            loaded_tokens=0 if look_up is None else look_up.loaded,
+            loaded_from="" if look_up is None else look_up.loaded_from,
         )
 
     def _reason(self, hit: int, possible: int, look_up: LookUp | None) -> str:
@@ -314,7 +324,8 @@ class CacheView:
         """The prefix tree alone: one line a node, indented below its parent. Empty if the cache is off.
 
         A line has the node's span in tokens, how its text begins (or its token ids, without a tokenizer), and what of
-        it is cached. A span that is "known" was seen, but its pages are not cached.
+        it is cached: in the arena, unless a place is named. What is "on disk" can be resumed from there at the span's
+        end, or at the position that is named. A span that is "known" was seen, but its pages are not cached.
         """
         found = self.nodes()
         if found is None:
@@ -429,9 +440,11 @@ class CacheView:
 
 
 def _html_line(line: NodeLine) -> str:
-    """A node of the tree as HTML: what resumes is marked, what is only known is pale."""
+    """A node of the tree as HTML: what resumes is marked, what only lower tiers have is underlined, what is only known
+    is pale."""
     start, end = line.span
-    style = MARK if line.resumes else "" if line.cached else PALE
+    elsewhere = LOWER if any(not tier.coming for tier in line.below) else PALE
+    style = MARK if line.resumes else "" if line.cached else elsewhere
     return (
         f"<div style='margin-left:{2 * line.depth}em'><span style='{PALE}'>{start}-{end}</span> "
         f"<span style='{style}'>{escape(line.text)}</span> <small>{escape(', '.join(line.marks))}</small></div>"

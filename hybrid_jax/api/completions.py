@@ -284,6 +284,8 @@ class Job:
         drafts = DraftCounts(depth=requests[0].course.drafts.depth)
         for request in requests:
             drafts.windows += request.course.drafts.windows
+        hit = requests[0].hit
+        loaded = (0, "") if hit.look_up is None else (hit.look_up.loaded, hit.look_up.loaded_from)
         metrics = RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
@@ -291,7 +293,9 @@ class Job:
             compile_s=self._compiled_by_end - self._compiled_at_start,
             first_token_compile_s=self._compiled_by_first - self._compiled_at_start,
             num_prompt_tokens=len(self.prompt.token_ids),
-            num_cached_tokens=requests[0].hit.num_tokens,
+            num_cached_tokens=hit.num_tokens,
+            num_loaded_tokens=loaded[0],
+            loaded_from=loaded[1],
             num_generation_tokens=self.num_tokens,
             num_first_tokens=self.num_first_tokens,
             num_preemptions=sum(r.course.num_preemptions for r in requests),

@@ -45,6 +45,8 @@ class RequestMetrics:
         compile_s: seconds between arrival and end in which the engine compiled programs, for any prompt.
         first_token_compile_s: those of them before the first token.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that came from the prefix cache.
+        num_loaded_tokens: those of the cached ones that the arena did not have.
+        loaded_from: the tier that these were copied from, "the host's memory" or "the disk"; "" for none.
         num_generation_tokens: tokens generated, in all completions together.
         num_first_tokens: those of them that came together with the first one, since a dispatch brings several.
         num_preemptions: how often it gave its memory back and started again.
@@ -75,6 +77,8 @@ class RequestMetrics:
     first_token_compile_s: float = 0.0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
+    loaded_from: str = ""
     num_generation_tokens: int = 0
     num_first_tokens: int = 0
     num_preemptions: int = 0
@@ -138,16 +142,18 @@ class RequestMetrics:
         """
         first = "" if self.ttft_s is None else f", the first after {1000 * self.ttft_s:.0f} ms"
         rate = self.decode_tokens_per_s
+        below = f" ({self.num_loaded_tokens} from {self.loaded_from})" * bool(self.loaded_from)
         return (
-            f"{self.num_prompt_tokens} tokens of prompt, {self.num_cached_tokens} of them from the prefix cache; "
-            f"{self.num_generation_tokens} new ones{first}"
+            f"{self.num_prompt_tokens} tokens of prompt, {self.num_cached_tokens} of them from the prefix cache"
+            f"{below}; {self.num_generation_tokens} new ones{first}"
             + ("" if rate is None else f", then {rate:,.0f} tokens/s")
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, rates included, for JSON."""
         names = (
-            "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions num_verifications "
+            "num_prompt_tokens num_cached_tokens num_loaded_tokens loaded_from "
+            "num_generation_tokens num_preemptions num_verifications "
             "num_draft_tokens num_accepted_tokens accepted_by_position tokens_per_verification "
             "ttft_s total_s compile_s prefill_tokens_per_s decode_tokens_per_s tpot_s peak_memory_bytes"
         )

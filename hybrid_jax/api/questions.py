@@ -16,6 +16,7 @@ import numpy as np
 from hybrid_jax.cache.tree.node import NodeLine, describe_tree, ids_of
 from hybrid_jax.config import Backend, EngineConfig, ModelConfig
 from hybrid_jax.schedule.history import PastRequests
+from hybrid_jax.schedule.tiers.listing import tiers_below
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 
@@ -148,7 +149,9 @@ def cache_nodes(engine: Engine, num_tokens: int) -> list[tuple[NodeLine, list[in
         first.append(tokens[:num_tokens].tolist())
         return ids_of(tokens)
 
-    return list(zip(describe_tree(tree.root, text_of), first, strict=True))
+    memory = engine.scheduler.memory
+    lines = describe_tree(tree.root, text_of, tiers_below(memory.below, memory.on_disk))
+    return list(zip(lines, first, strict=True))
 
 
 @Question

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.tree.node import Match
+from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY, Match
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.on_disk import Fetched
-from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY
 from hybrid_jax.schedule.turn import Turn
 
 
@@ -121,7 +120,7 @@ class Admission:
                 passed.append(sequence)
                 num_free -= 1
                 continue
-            queued, match, in_arena, place = sequence.queued, None, 0, Fetched.NOTHING
+            queued, match = sequence.queued, None
             patient = queued.num_overtaken < self.patience
             if self.memory.tree is not None and sequence.uses_cache:
                 # As long as the promise stands there is no need to look the prompt up again.
@@ -134,19 +133,17 @@ class Admission:
                     queued.waits_for = match.pending
                     passed.append(sequence)
                     continue
-                in_arena = match.hit_len
-                match, place = self._fetch(sequence, match)
-                if place is Fetched.READING:
+                match, found = self._fetch(sequence, match)
+                if found is Fetched.READING:
                     passed.append(sequence)
                     continue
             hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
                 break  # not the next one: small requests would take the memory that a large one waits for
+            loaded, where = self._came(sequence, hit_len)
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len
-                where = DISK if place is Fetched.LOADED else HOST_MEMORY
-                loaded = max(hit_len - in_arena, 0)
                 hit.look_up = (
                     history.explain(sequence, match, hit_len, loaded=loaded, loaded_from=where)
                     if history
@@ -174,12 +171,32 @@ class Admission:
         assert memory.tree is not None, "admission: there is no tree"
         if memory.on_disk is not None:
             found = memory.on_disk.fetch(sequence, match)
+        length = match.hit_len
         if found in (Fetched.LOADED, Fetched.NO_ROOM):  # the arena has changed
             match = memory.tree.match(sequence.looked_up, sequence.owner)
+        where = DISK if found is Fetched.LOADED else HOSTS_MEMORY
         there = found in (Fetched.READING, Fetched.LOADED)
-        if not there and memory.below is not None and memory.below.fetch(sequence.queued, match):
-            match = memory.tree.match(sequence.looked_up, sequence.owner)
+        if not there and memory.below is not None:
+            length = match.hit_len
+            if memory.below.fetch(sequence.queued, match):
+                match = memory.tree.match(sequence.looked_up, sequence.owner)
+        if match.hit_len > length:
+            sequence.queued.came_from, sequence.queued.came_after = where, length
         return match, found
+
+    def _came(self, sequence: Sequence, hit_len: int) -> tuple[int, str]:
+        """How many tokens of a hit were copied into the arena for a prompt that is seated, and from where; counts them.
+
+        The copies may be those of an earlier plan, in which there was no room for the prompt.
+        """
+        queued, memory = sequence.queued, self.memory
+        where, queued.came_from = queued.came_from, ""
+        loaded = max(hit_len - queued.came_after, 0) if where else 0
+        if where == DISK and memory.on_disk is not None:
+            memory.on_disk.disk.counters.hit_tokens += loaded
+        elif where and memory.below is not None:
+            memory.below.counters.hit_tokens += loaded
+        return loaded, where if loaded else ""
 
     def look_again(self) -> None:
         """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""

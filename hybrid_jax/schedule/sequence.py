@@ -83,6 +83,8 @@ class Queued:
         num_overtaken: later requests that were admitted while it waited.
         read: what is being read of its prompt from the disk; None for nothing. num_reads: how often it was asked for.
         slower: tokens that tiers have and that are computed, because loading them takes longer; by name of the tier.
+        came_from: the tier that its prefix was copied from, in words; "" for none.
+        came_after: how many tokens of it the arena had before.
     """
 
     waits_for: Node | None = None
@@ -90,6 +92,8 @@ class Queued:
     read: Read | None = None
     num_reads: int = 0
     slower: dict[str, int] = field(default_factory=dict)
+    came_from: str = ""
+    came_after: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -39,6 +39,7 @@ class DiskCounters:
         saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
+        hit_tokens: how many of these tokens prompts skipped in the end.
         loads_failed: files that were damaged, gone or not readable.
         loads_without_room: prefixes that were read, but the cache had no room for them.
         loads_slower: prefixes that were computed, because that takes less time.
@@ -50,6 +51,7 @@ class DiskCounters:
     loads: int = 0
     loaded_bytes: int = 0
     loaded_tokens: int = 0
+    hit_tokens: int = 0
     loads_failed: int = 0
     loads_without_room: int = 0
     loads_slower: int = 0
@@ -175,6 +177,10 @@ class Prefixes:
             if self._resumes(chain, position) and not self._lacking(chain, position, held):
                 return position
         return 0
+
+    def is_coming(self, chain: Chain, position: int) -> bool:
+        """Whether what a prompt needs to resume at a position is being written."""
+        return checkpoint_name(chain, position) in self._names_waiting
 
     def _resumes(self, chain: Chain, position: int) -> bool:
         if checkpoint_name(chain, position) in self.folder:

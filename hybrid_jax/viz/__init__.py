@@ -3,7 +3,7 @@
 They need matplotlib: pip install 'hybrid_jax[plot]'. Each function draws into the axes it is given, or new ones, and
 returns them.
 
-May import: api, process.
+May import: api, byte_sizes, cache.tree, process.
 Packages: matplotlib, numpy.
 """
 

@@ -12,7 +12,8 @@ from hybrid_jax.api.cache_view import CacheView
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.cache.tree.node import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
-from tests.schedule.simulated_engine import Engine, tokens_of
+from tests.schedule.simulated_disk import SimulatedDisk
+from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 
 MODEL = SimpleNamespace(vocab_size=50, recurrent=True)  # it has recurrent layers
 
@@ -138,6 +139,89 @@ def test_what_came_from_the_hosts_memory_is_said():
     said = asked.ask([*first, 7])
     assert said.endswith("computed. 96 of the skipped ones came from the host's memory")
     asked.engine.check()
+
+
+def test_an_explanation_has_a_part_of_its_bar_for_what_came_from_a_tier():
+    asked = Asked(num_frames=24, host_frames=60, host_memory=1)
+    first = tokens_of(random.Random(0), 100)
+    asked.ask(first)
+    arena = asked.ask([*first, 7]), asked.view.explain("r1")
+    asked.engine.scheduler.memory.make_room(23)
+    asked.ask([3])  # its plan takes the save along
+    host = asked.ask([*first, 8]), asked.view.explain("r3")
+    assert [(e.hit_tokens, e.loaded_tokens, e.loaded_from) for _, e in (arena, host)] == [
+        (96, 0, ""),
+        (96, 96, "the host's memory"),
+    ]
+    assert "host" not in arena[0] + arena[1]._repr_html_()
+    assert "title='96 tokens came from the host&#x27;s memory'" in host[1]._repr_html_()
+    assert "came from the prefix cache'" not in host[1]._repr_html_()
+
+
+def test_each_node_says_in_which_tiers_it_is():
+    asked = Asked(num_frames=40, host_frames=60, host_memory=1)
+    shared = tokens_of(random.Random(0), 64)
+    asked.ask([*shared, 5])
+    asked.ask([*shared, *[6] * 40])
+    both = lambda: [
+        line
+        for line in asked.view.nodes()
+        if line.span[0] in (0, 64) and line.span[1] not in (1, 65, 66)
+    ]  # noqa: E731
+    marks = lambda: [line.marks for line in both()]  # noqa: E731
+    found = lambda: [[tuple(tier) for tier in line.below] for line in both()]  # noqa: E731
+    host = "the host's memory"
+    assert marks() == [["1 page", "checkpoint"], ["1 page", "checkpoint"]]
+    assert found() == [[], []]
+    asked.engine.scheduler.memory.make_room(39)
+    way = f"on its way to {host}"
+    assert marks() == [
+        ["known", way],
+        ["known", f"{way} up to 96"],
+    ]  # joined with what was computed after it
+    assert found() == [[(host, 64, True, True, way)], [(host, 96, True, True, f"{way} up to 96")]]
+    assert "dotted" not in asked.view.tree()._repr_html_()
+    asked.ask([1])
+    there = f"1 page and a checkpoint in {host}"
+    assert marks() == [[there], [there]]
+    assert found() == [[(host, 64, True, False, there)], [(host, 96, True, False, there)]]
+    assert asked.view.tree()._repr_html_().count("border-bottom:1px dotted") == 2
+    asked.ask([*shared, 9])
+    assert marks()[:2] == [["1 page", "checkpoint", f"in {host} too"], [there]]
+    asked.engine.check()
+
+
+def test_a_checkpoint_that_goes_down_below_pages_that_are_there():
+    asked = Asked(num_frames=40, host_frames=60, host_memory=1)
+    shared = tokens_of(random.Random(0), 64)
+    asked.ask([*shared, *[6] * 40])
+    asked.engine.scheduler.memory.make_room(39)
+    asked.ask([*shared, 5])
+    asked.engine.scheduler.memory.make_room(39)
+    host = "the host's memory"
+    assert [line.marks for line in asked.view.nodes()][0] == [
+        f"1 page in {host}",
+        f"checkpoint on its way to {host}",
+    ]
+
+
+def test_nodes_say_what_is_on_disk_and_on_its_way_there():
+    disk = SimulatedDisk(make_geometry())
+    asked = Asked(num_frames=40, disk=disk)
+    first = tokens_of(random.Random(0), 70)
+    disk.has_room = False
+    asked.engine.add(first, max_tokens=1)
+    while not asked.engine.scheduler.has_saves:
+        asked.engine.step()
+    assert asked.view.nodes()[0].marks == ["1 page", "checkpoint", "on its way to the disk"]
+    disk.has_room = True
+    asked.engine.run()
+    assert asked.view.nodes()[0].marks == ["1 page", "checkpoint", "on disk"]
+    asked.engine.scheduler.memory.make_room(39)
+    assert asked.view.nodes()[0].marks == ["on disk up to 64"]
+    assert "dotted" in asked.view.tree()._repr_html_()
+    said = asked.ask([*first, 7])
+    assert said.endswith("computed. 64 of the skipped ones came from the disk")
 
 
 def test_what_the_host_has_and_the_arena_no_room_for_is_said():

@@ -13,10 +13,10 @@ from hybrid_jax.tiers import chain, disk
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, conversations, drive
+from tests.exactness.jobs import Job, conversations, drive
 from tests.exactness.poison import Poison
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, ROOM
+from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, ROOM, cold, serve
 
 # What the engine that reads may have otherwise than the one that wrote.
 OTHER = {
@@ -48,22 +48,6 @@ def fill(folder: Path, config, params, settings, jobs: list[Job], **room) -> Eng
     return engine
 
 
-def serve(engine: Engine, jobs: list[Job], *, tokens: int = 300) -> Run:
-    """Runs jobs, of which much must have come from the disk."""
-    run = drive(engine, jobs, Poison(engine))
-    engine.scheduler.check_invariants()
-    moved = run.moved
-    assert moved["disk_loads"] > 5 and moved["disk_loads_failed"] == 0, moved
-    assert sum(run.cached) >= moved["disk_loaded_tokens"] > tokens
-    return run
-
-
-def cold(engine: Engine, jobs: list[Job]) -> Run:
-    """The same without a cache."""
-    start_over(engine, ROOM, policy="off")
-    return drive(engine, jobs)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @left_to_all("bamba", "with_latent", "with_fixed_decay")
 def test_an_empty_arena_is_filled_from_disk(name, plain_of, tmp_path):
@@ -72,7 +56,7 @@ def test_an_empty_arena_is_filled_from_disk(name, plain_of, tmp_path):
     with one_shape(64):
         engine = fill(tmp_path, config, params, FLOAT32, jobs)
         start_over(engine, ROOM)
-        run = serve(engine, jobs)
+        run = serve(engine, jobs, "disk")
         assert plain_of(name).mismatches(run.requests) == []
         engine.close()
 
@@ -89,7 +73,7 @@ def test_an_engine_of_other_sizes_continues(name, how, plain_of, tmp_path):
         fill(tmp_path, config, params, FLOAT32, jobs).close()
         settings = replace(FLOAT32, **OTHER[how])
         engine = make_engine(config, params, settings, room=ROOM, folder=tmp_path)
-        run = serve(engine, jobs, tokens=100)
+        run = serve(engine, jobs, "disk", tokens=100)
         assert plain_of(name).mismatches(run.requests) == []
         engine.close()
 
@@ -103,7 +87,7 @@ def test_pages_of_fp8_come_back_as_they_were(plain_of, tmp_path):
         engine = make_engine(
             config, params, replace(settings, page_tokens=16), room=ROOM, folder=tmp_path
         )
-        run = serve(engine, jobs)
+        run = serve(engine, jobs, "disk")
         assert plain_of("with_cut", FP8).mismatches(run.requests) == []
         engine.close()
 
@@ -114,7 +98,7 @@ def test_a_hosts_memory_and_a_disk_together(plain_of, tmp_path):
     with one_shape(64):
         engine = fill(tmp_path, config, params, FLOAT32, jobs, below=BELOW)
         start_over(engine, ROOM)
-        run = serve(engine, jobs)
+        run = serve(engine, jobs, "disk")
         assert run.moved["host_loads"] > 5
         assert plain_of("jamba").mismatches(run.requests) == []
         engine.close()
@@ -129,7 +113,7 @@ def test_exact_mode_gives_the_same_bits(name, dtype, tmp_path):
     fill(tmp_path, config, params, EXACT[dtype], jobs).close()
     settings = replace(EXACT[dtype], page_tokens=16)
     engine = make_engine(config, params, settings, room=ROOM, folder=tmp_path)
-    run = serve(engine, jobs)
+    run = serve(engine, jobs, "disk")
     assert run.bits == cold(engine, jobs).bits
     engine.close()
 
@@ -144,7 +128,7 @@ def test_with_drafts(name, tmp_path):
     with one_shape(64):
         engine = fill(tmp_path, config, params, settings, jobs)
         start_over(engine, ROOM)
-        run = serve(engine, jobs)
+        run = serve(engine, jobs, "disk")
         assert run.moved["draft_tokens"] > 0
         assert run.outputs == cold(engine, jobs).outputs
         engine.close()

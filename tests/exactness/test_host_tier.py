@@ -9,31 +9,12 @@ from jax.sharding import SingleDeviceSharding
 
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine import runner
-from hybrid_jax.engine.engine import Engine
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
-from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, Run, conversations, drive
-from tests.exactness.poison import Poison
+from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.jobs import conversations
 from tests.exactness.speculation_matrix import ENGINES, with_drafter
-from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, OTHER, ROOM
-
-
-def serve(engine: Engine, jobs: list[Job], *, below: bool) -> Run:
-    """Runs jobs; with a tier below, much must have come back from there."""
-    run = drive(engine, jobs, Poison(engine))
-    if below:
-        moved = run.moved
-        assert min(moved["host_saves"], moved["host_loads"]) > 5, moved
-        assert sum(run.cached) >= moved["host_loaded_tokens"] > 300
-        engine.scheduler.check_invariants()
-    return run
-
-
-def cold(engine: Engine, jobs: list[Job]) -> Run:
-    """The same without a cache."""
-    start_over(engine, ROOM, policy="off")
-    return drive(engine, jobs)
+from tests.exactness.tiers import BELOW, DRAFTING, EXACT, NAMES, OTHER, ROOM, cold, serve
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +24,7 @@ def test_tokens_are_those_of_a_run_without_cache(name, plain_of):
     jobs = conversations(config.vocab_size)
     with one_shape(64):
         engine = make_engine(config, params, FLOAT32, room=ROOM, below=BELOW)
-        run = serve(engine, jobs, below=True)
+        run = serve(engine, jobs, "host")
         assert plain_of(name).mismatches(run.requests) == []
         assert run.outputs == cold(engine, jobs).outputs
         engine.close()
@@ -57,7 +38,7 @@ def test_from_pinned_memory_as_beside_a_gpu(plain_of, monkeypatch):
     jobs = conversations(config.vocab_size)
     with one_shape(64):
         engine = make_engine(config, params, FLOAT32, room=ROOM, below=BELOW)
-        run = serve(engine, jobs, below=True)
+        run = serve(engine, jobs, "host")
         assert plain_of("jamba").mismatches(run.requests) == []
         kinds = {x.sharding.memory_kind for x in engine.runner.host_frames.frames.values()}
         assert kinds == {"pinned_host"}
@@ -70,7 +51,7 @@ def test_with_other_pages_and_steps(how, plain_of):
     jobs = conversations(config.vocab_size)
     with one_shape(64):
         engine = make_engine(config, params, OTHER[how], room=ROOM, below=BELOW)
-        run = serve(engine, jobs, below=True)
+        run = serve(engine, jobs, "host")
         assert plain_of("with_cut", FP8 if how == "fp8" else None).mismatches(run.requests) == []
         engine.close()
 
@@ -82,7 +63,7 @@ def test_exact_mode_gives_the_same_bits(name, dtype):
     config, params = load(name, EXACT[dtype].dtype)
     jobs = conversations(config.vocab_size)
     engine = make_engine(config, params, EXACT[dtype], room=ROOM, below=BELOW)
-    run = serve(engine, jobs, below=True)
+    run = serve(engine, jobs, "host")
     assert run.bits == cold(engine, jobs).bits
     engine.close()
 
@@ -97,7 +78,7 @@ def test_with_drafts(name):
         engine = make_engine(
             config, params, replace(maker.settings, max_rows=3), room=ROOM, below=BELOW
         )
-        run = serve(engine, jobs, below=True)
+        run = serve(engine, jobs, "host")
         assert run.moved["draft_tokens"] > 0
         assert run.outputs == cold(engine, jobs).outputs
         engine.close()

@@ -57,6 +57,9 @@ class SimulatedDisk:
     def chain(self, tokens):
         return Chain(root_of(), tokens)
 
+    def is_coming(self, chain, position):
+        return False
+
     def find(self, chain, above, most, *, held):
         grain = self.geometry.grain
         for position in range(most // grain * grain, above, -grain):

@@ -10,6 +10,7 @@ from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.sequence import Queued
 from hybrid_jax.schedule.tiers.below import HOST
 from tests.drawing import drawn
+from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 from tests.schedule.traffic import serve
 
@@ -25,7 +26,11 @@ def test_what_was_evicted_comes_back_and_changes_no_token(kind, num_frames, cach
     options = dict(num_frames=num_frames, geometry=make_geometry(kind=kind), cache=cache)
     engine = Engine.make(host_frames=below, **options)
     hits = serve(engine, 1)
-    events = engine.device.events
+    events, stats = engine.device.events, engine.scheduler.stats()
+    told = [request.hit.look_up for request in engine.requests.values()]
+    loaded = sum(look_up.loaded for look_up in told if look_up is not None)
+    assert loaded <= stats["host_hit_tokens"] <= stats["host_loaded_tokens"]
+    assert stats["host_hit_tokens"] <= stats["cache_hit_tokens"] and (loaded or below < 600)
     assert min(events.get("saves", 0), events.get("loads", 0)) > (5 if below == 600 else 0)
     if below == 600:
         assert hits > 1.2 * serve(Engine.make(**options), 1)
@@ -56,6 +61,40 @@ def test_no_tier_evicts_what_a_plan_loads_before_the_plan_is_made():
     for tier, frames in enumerate(everything):
         assert tree.make_room(frames, tier=tier)
     assert [found.hit_len for found in tree.match(tokens).found] == [0, 0]
+
+
+@pytest.mark.parametrize("below", ["host", "disk"])
+def test_a_hit_is_of_the_tier_that_it_was_copied_from_also_a_plan_later(below, monkeypatch):
+    """A prompt may have its prefix loaded, and then find no room for the rest of it."""
+    disk = SimulatedDisk(make_geometry()) if below == "disk" else None
+    engine = Engine.make(host_frames=0 if disk else 100, disk=disk, num_frames=40)
+    memory, prompt = engine.scheduler.memory, tokens_of(Random(0), 100)
+    engine.add(prompt, max_tokens=1)
+    engine.run()
+    arena = engine.add([*prompt, 2], max_tokens=1)
+    engine.run()
+    memory.make_room(39)
+    engine.add([7], max_tokens=1)
+    engine.run()
+    start, refused = memory.start, []
+
+    def start_later(*arguments, **how):
+        if not memory.loads or refused:
+            return start(*arguments, **how)
+        refused.append(True)
+        return None
+
+    monkeypatch.setattr(memory, "start", start_later)
+    later = engine.add([*prompt, 3], max_tokens=1)
+    engine.run()
+    assert refused == [True]
+    hits = [
+        (request.hit.look_up.loaded, request.hit.look_up.loaded_from) for request in (arena, later)
+    ]
+    assert hits == [(0, ""), (96, "the host's memory" if below == "host" else "the disk")]
+    stats = engine.scheduler.stats()
+    assert (stats[f"{below}_hit_tokens"], stats["cache_hit_tokens"]) == (96, 192)
+    engine.check()
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])

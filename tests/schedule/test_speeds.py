@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from hybrid_jax.cache.tree.node import ARENA, Why
-from hybrid_jax.schedule.tiers.speeds import DISK, FADING, HOST_MEMORY, TIMED, TRIAL, Rate, Speeds
+from hybrid_jax.cache.tree.node import ARENA, DISK, HOSTS_MEMORY, Why
+from hybrid_jax.schedule.tiers.speeds import FADING, TIMED, TRIAL, Rate, Speeds
 from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 
@@ -27,23 +27,23 @@ def test_a_rate_forgets_slowly():
 
 def test_whatever_is_not_known_is_loaded():
     assert Speeds().saves_time(DISK, 1e9, flops=1.0)
-    assert Speeds(prompts=Rate(1e12, 1.0)).saves_time(HOST_MEMORY, 1e9, flops=1.0)
+    assert Speeds(prompts=Rate(1e12, 1.0)).saves_time(HOSTS_MEMORY, 1e9, flops=1.0)
     assert Speeds(tiers={DISK: Rate(1.0, 1.0)}).saves_time(DISK, 1e9, flops=1.0)
     slow = Speeds(prompts=Rate(1.0, 1.0), tiers={DISK: Rate(1.0, 1.0)})
-    assert not slow.saves_time(DISK, 2, flops=1.0) and slow.saves_time(HOST_MEMORY, 2, flops=1.0)
+    assert not slow.saves_time(DISK, 2, flops=1.0) and slow.saves_time(HOSTS_MEMORY, 2, flops=1.0)
 
 
 def test_one_of_many_slow_loads_is_tried_and_may_change_the_verdict():
-    speeds = Speeds(prompts=Rate(1.0, 1.0), tiers={HOST_MEMORY: Rate(1.0, 1.0)})
-    found = [speeds.saves_time(HOST_MEMORY, 2, flops=1.0) for _ in range(3 * TRIAL)]
+    speeds = Speeds(prompts=Rate(1.0, 1.0), tiers={HOSTS_MEMORY: Rate(1.0, 1.0)})
+    found = [speeds.saves_time(HOSTS_MEMORY, 2, flops=1.0) for _ in range(3 * TRIAL)]
     assert [number for number, loads in enumerate(found, 1) if loads] == [
         TRIAL,
         2 * TRIAL,
         3 * TRIAL,
     ]
     assert speeds.take_due() and not speeds.take_due()
-    speeds.loaded(HOST_MEMORY, 100.0, 1.0)
-    assert speeds.saves_time(HOST_MEMORY, 2, flops=1.0)
+    speeds.loaded(HOSTS_MEMORY, 100.0, 1.0)
+    assert speeds.saves_time(HOSTS_MEMORY, 2, flops=1.0)
 
 
 def test_a_copy_from_the_hosts_memory_is_timed_now_and_then_but_not_the_first():
@@ -51,7 +51,7 @@ def test_a_copy_from_the_hosts_memory_is_timed_now_and_then_but_not_the_first():
     for _ in range(2 * TIMED + 2):
         speeds.saves_time(DISK, 1, flops=1.0)
         assert not speeds.take_due()
-        speeds.saves_time(HOST_MEMORY, 1, flops=1.0)
+        speeds.saves_time(HOSTS_MEMORY, 1, flops=1.0)
         due.append(speeds.take_due())
     assert [number for number, timed in enumerate(due, 1) if timed] == [2, 2 + TIMED, 2 + 2 * TIMED]
 
@@ -74,7 +74,7 @@ def speeds_at(tier, spare_bytes):
 
 @pytest.mark.parametrize(("spare", "loads"), [(-1, True), (0, False), (1, False)])
 def test_the_hosts_memory_gives_what_is_sooner_there(spare, loads):
-    engine = Engine.make(host_frames=100, num_frames=40, speeds=speeds_at(HOST_MEMORY, spare))
+    engine = Engine.make(host_frames=100, num_frames=40, speeds=speeds_at(HOSTS_MEMORY, spare))
     prompt = tokens_of(Random(0), 100)
     engine.add(prompt, max_tokens=1)
     engine.run()
@@ -84,7 +84,7 @@ def test_the_hosts_memory_gives_what_is_sooner_there(spare, loads):
     assert hit.num_tokens == (HIT if loads else 0)
     if not loads:
         found = hit.look_up
-        assert (found.why, found.position, found.slower_from) == (Why.SLOWER, HIT, HOST_MEMORY)
+        assert (found.why, found.position, found.slower_from) == (Why.SLOWER, HIT, HOSTS_MEMORY)
 
 
 @pytest.mark.parametrize(("spare", "loads"), [(-1, True), (0, False), (1, False)])
@@ -111,7 +111,7 @@ def test_the_disk_gives_what_is_sooner_there(spare, loads):
 @pytest.mark.parametrize(("spare", "loads"), [(-1, 1), (0, 0)])
 def test_what_the_arena_has_already_counts_for_neither_side(spare, loads):
     """Behind 64 cached tokens a load brings one page and a checkpoint, and spares 32 tokens."""
-    speeds = Speeds(prompts=Rate(32.0, 1.0), tiers={HOST_MEMORY: Rate(5 * 256 - spare, 1.0)})
+    speeds = Speeds(prompts=Rate(32.0, 1.0), tiers={HOSTS_MEMORY: Rate(5 * 256 - spare, 1.0)})
     engine = Engine.make(host_frames=100, num_frames=60, speeds=speeds)
     prompt = tokens_of(Random(0), 100)
     engine.add(prompt[:70], max_tokens=1)

@@ -16,6 +16,7 @@ LOSSES_KEPT = 8  # per node, the deepest
 ENDINGS_KEPT = 8  # per node, the latest
 MAX_NODES, MAX_TOKENS = 200, 6  # of the picture of a tree, and of each node in it
 ARENA = 0  # number of the tier that rows work in
+HOSTS_MEMORY, DISK = "the host's memory", "the disk"  # tiers below, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +280,7 @@ class LookUp:
     Attributes:
         match_len, hit_len: tokens known, and skipped.
         loaded: how many of the skipped ones the arena had not, so that they were copied from another tier.
-        loaded_from: which tier that was, in words.
+        loaded_from: which tier that was, in words; "" for none.
         slower_from: the tier that had more, where computing was faster than copying from there.
         why: what kept it from more.
         position: where it would have resumed, had that been kept; 0 where nothing was. Of a sequence that ended too
@@ -344,7 +345,7 @@ def look_up_result(
         hit_len=hit_len,
         why=Why.NEVER_SEEN,
         loaded=loaded,
-        loaded_from=loaded_from if loaded else "",
+        loaded_from=loaded_from,
         policy=policy,
     )
     if hit_len >= possible:
@@ -384,6 +385,24 @@ def _longest_ending(
 # --- a listing ----------------------------------------------------------------------------------------
 
 
+class TierLine(NamedTuple):
+    """What a tier below the arena has of a node, as a listing shows it.
+
+    Attributes:
+        tier: which one, `HOSTS_MEMORY` or `DISK`.
+        end: up to which token. The disk knows no nodes and may have less than all of one.
+        resumes: whether a checkpoint stands there at that end; on disk, whatever a prompt needs to resume there.
+        coming: it is on its way there, and no prompt finds it there yet.
+        mark: all that in words.
+    """
+
+    tier: str
+    end: int
+    resumes: bool
+    coming: bool
+    mark: str
+
+
 class NodeLine(NamedTuple):
     """A node as a listing shows it.
 
@@ -391,9 +410,10 @@ class NodeLine(NamedTuple):
         depth: 0 for the children of the root.
         span: where it begins and ends, in tokens.
         text: its first tokens.
-        cached: whether its pages are cached; if not, its tokens are only known.
-        resumes: whether a prompt can resume at its end, because a checkpoint stands there.
-        marks: what is cached of it, and who needs it, in words.
+        cached: whether its pages are in the arena; if they are in no tier, its tokens are only known.
+        resumes: whether a prompt can resume at its end from the arena, because a checkpoint stands there.
+        marks: what is cached of it, and who needs it, in words. What has no place stands in the arena.
+        below: what the tiers below the arena have of it.
     """
 
     depth: int
@@ -402,6 +422,7 @@ class NodeLine(NamedTuple):
     cached: bool
     resumes: bool
     marks: list[str]
+    below: tuple[TierLine, ...] = ()
 
     def __str__(self) -> str:
         start, end = self.span
@@ -414,11 +435,15 @@ def ids_of(tokens: np.ndarray) -> str:
     return " ".join(str(token) for token in tokens[:MAX_TOKENS]) + dots
 
 
-def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> list[NodeLine]:
+def describe_tree(
+    root: Node,
+    text_of: Callable[[np.ndarray], str] = ids_of,
+    below_of: Callable[[Node], tuple[TierLine, ...]] = lambda _: (),
+) -> list[NodeLine]:
     """The nodes of a tree, each after its parent; at most `MAX_NODES`.
 
     Args:
-        root: of the tree. text_of: what is shown of a node's tokens.
+        root: of the tree. text_of: what is shown of a node's tokens. below_of: what tiers below the arena have of it.
     """
     lines: list[NodeLine] = []
     stack = [(child, 0) for child in reversed(list(root.children.values()))]
@@ -427,15 +452,16 @@ def describe_tree(root: Node, text_of: Callable[[np.ndarray], str] = ids_of) -> 
         if len(lines) == MAX_NODES:
             break
         cached, resumes = node.has(ARENA), node.has_checkpoint(ARENA)
+        below = below_of(node)
         count = len(node.held[ARENA].pages) if cached else 0
-        marks = [f"{count} page{'s' * (count != 1)}" if cached else "known"]
+        marks = [f"{count} page{'s' * (count != 1)}"] if cached else []
+        marks += [] if cached or any(not line.coming for line in below) else ["known"]
         marks += ["checkpoint"] if resumes else []
-        marks += ["in the host's memory"] if any(tier != ARENA for tier in node.held) else []
+        marks += [line.mark for line in below]
         marks += [f"pinned {node.pins}"] if node.pins else []
         marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
         marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
-        lines.append(
-            NodeLine(depth, (node.start, node.end), text_of(node.tokens), cached, resumes, marks)
-        )
+        span, text = (node.start, node.end), text_of(node.tokens)
+        lines.append(NodeLine(depth, span, text, cached, resumes, marks, below))
         stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
     return lines

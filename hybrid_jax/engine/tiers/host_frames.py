@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from hybrid_jax.cache.tree.node import HOSTS_MEMORY
 from hybrid_jax.engine.programs.programs import Programs
 from hybrid_jax.schedule.bucket import COPIED_FRAMES
 from hybrid_jax.schedule.plan import Transfer
-from hybrid_jax.schedule.tiers.speeds import HOST_MEMORY, Speeds
+from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.state import State
 
 
@@ -69,7 +70,7 @@ class HostFrames:
         begun = time.perf_counter()
         state = jax.block_until_ready(copy_in(self._programs, state, transfer.arena, words))
         num_bytes = sum(word.nbytes for word in words)
-        self.speeds.loaded(HOST_MEMORY, num_bytes, time.perf_counter() - begun)
+        self.speeds.loaded(HOSTS_MEMORY, num_bytes, time.perf_counter() - begun)
         return state
 
     def clear(self) -> None:

@@ -24,12 +24,12 @@ from hybrid_jax.cache.tree.copies import (
     save,
     shared_pages,
 )
-from hybrid_jax.cache.tree.node import ARENA, Match, Node
+from hybrid_jax.cache.tree.node import ARENA, HOSTS_MEMORY, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.schedule.plan import Plan, Transfer
 from hybrid_jax.schedule.sequence import Queued
-from hybrid_jax.schedule.tiers.speeds import HOST_MEMORY, Speeds
+from hybrid_jax.schedule.tiers.speeds import Speeds
 
 HOST = 1  # number of the tier
 
@@ -43,6 +43,7 @@ class TierCounters:
         saves_dropped: those that were too much for one plan to copy.
         loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
             arena did not have.
+        hit_tokens: how many of these tokens prompts skipped in the end.
         loads_without_room: hits below that the arena had no room for.
         loads_slower: hits below that were computed, because that takes less time.
     """
@@ -53,6 +54,7 @@ class TierCounters:
     loads: int = 0
     loaded_frames: int = 0
     loaded_tokens: int = 0
+    hit_tokens: int = 0
     loads_without_room: int = 0
     loads_slower: int = 0
 
@@ -120,8 +122,8 @@ class Below:
         if hit.hit_len <= match.hit_len:
             return False
         if not self._saves_time(match):
-            counters.loads_slower += HOST_MEMORY not in queued.slower
-            queued.slower[HOST_MEMORY] = hit.hit_len
+            counters.loads_slower += HOSTS_MEMORY not in queued.slower
+            queued.slower[HOSTS_MEMORY] = hit.hit_len
             return False
         node = tree.boundary(hit.node, hit.hit_len)
         tree.pin(node)
@@ -153,7 +155,7 @@ class Below:
                 pools_of(tree.tiers[self.number])[1].frames(hit.node.slots[self.number])
             )
         flops = self._costs.flops(length, start=match.hit_len)
-        return self._speeds.saves_time(HOST_MEMORY, num_frames * self._frame_bytes, flops)
+        return self._speeds.saves_time(HOSTS_MEMORY, num_frames * self._frame_bytes, flops)
 
     def end_plan(self, plan: Plan) -> None:
         """Tells a plan that is made what it copies."""
@@ -187,6 +189,21 @@ class Below:
         self._in_flight.clear()
 
     # --- looking at it ----------------------------------------------------------------------------
+
+    @property
+    def on_the_way(self) -> dict[Node, tuple[int, bool]]:
+        """Of the nodes of which something is on its way down: up to which token, and whether a checkpoint comes there.
+
+        What is evicted is joined with what is known after it, so that may be before the node's end.
+        """
+        found: dict[Node, tuple[int, bool]] = {}
+        for copy in (*self.saves, *(copy for _, saves in self._in_flight for copy in saves)):
+            length = len(copy.tokens)
+            for node in self._tree.reach(copy.tokens)[0].path():
+                here = min(node.end, length), node.end >= length and bool(copy.slot)
+                if here[1] or not node.has(self.number):
+                    found[node] = max(found.get(node, here), here)
+        return found
 
     def check_invariants(self) -> None:
         """Recounts who holds what of the tier: the tree, and what is on its way down."""

@@ -14,14 +14,14 @@ from enum import Enum
 import numpy as np
 
 from hybrid_jax.cache.tree.copies import shared_pages, whole_pages
-from hybrid_jax.cache.tree.node import ARENA, Match, Node
+from hybrid_jax.cache.tree.node import ARENA, DISK, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry, cached_checkpoint_bytes
 from hybrid_jax.schedule.plan import Incoming, Outgoing, Plan
 from hybrid_jax.schedule.sequence import Phase, Queued, Sequence
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
-from hybrid_jax.schedule.tiers.speeds import DISK, Speeds
+from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.chain import Chain
 from hybrid_jax.tiers.disk import Prefixes, Read
 
@@ -234,6 +234,17 @@ class OnDisk:
         if self.has_saves:
             self.disk.wait_for_room(A_WHILE_S)
         return False
+
+    @property
+    def grain(self) -> int:
+        """Tokens between positions where prompts can resume."""
+        return self._geometry.grain
+
+    @property
+    def on_the_way(self) -> set[str]:
+        """Names of prefixes that wait to be copied out, or for their numbers to be known to be finite."""
+        unsettled = [tokens for found in self._unsettled.values() for tokens in found]
+        return {*self._waiting, *(self.disk.chain(x).name(len(x)) for x in unsettled)}
 
     def forget(self, sequence: Sequence) -> None:
         """A waiting sequence asks for nothing any more."""

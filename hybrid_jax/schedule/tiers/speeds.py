@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-HOST_MEMORY, DISK = "the host's memory", "the disk"  # tiers, in words
+from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY
+
 FADING = 0.9  # how much all earlier measurements count when a new one comes
 TRIAL = 16  # of so many loads that seem slower, one is made
 TIMED = (
@@ -55,7 +56,7 @@ class Speeds:
         self, prompts: Rate | None = None, tiers: Mapping[str, Rate] | None = None
     ) -> None:
         self._prompts = Rate() if prompts is None else prompts
-        self._tiers = {HOST_MEMORY: Rate(), DISK: Rate()} | dict(tiers or {})
+        self._tiers = {HOSTS_MEMORY: Rate(), DISK: Rate()} | dict(tiers or {})
         self._refused, self._loads = Counter[str](), Counter[str]()
         self._due = False
 
@@ -85,7 +86,7 @@ class Speeds:
                 return False
         self._loads[tier] += 1
         # The first load may compile programs, so it tells nothing.
-        self._due |= tier == HOST_MEMORY and (tried or self._loads[tier] % TIMED == 2)
+        self._due |= tier == HOSTS_MEMORY and (tried or self._loads[tier] % TIMED == 2)
         return True
 
     def take_due(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from hybrid_jax.byte_sizes import at_least
+from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
@@ -20,14 +21,13 @@ from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
-from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY
 from hybrid_jax.sim.prefix_cache.request_order import CacheResult, asked_and_hit
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from hybrid_jax.sim.prefix_cache.virtual_disk import NOTHING, VirtualDisk
 
 FRAME_BYTES = 256 * 1024  # at least; a frame is a page
-TIERS = {"": "arena", HOST_MEMORY: "host", DISK: "disk"}  # by where a hit was loaded from
+TIERS = {"": "arena", HOSTS_MEMORY: "host", DISK: "disk"}  # by where a hit was loaded from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY
 from hybrid_jax.costs import Costs
-from hybrid_jax.schedule.tiers.speeds import DISK, HOST_MEMORY, Rate, Speeds
+from hybrid_jax.schedule.tiers.speeds import Rate, Speeds
 
 PERCENTILES = (5, 50, 95)
 
@@ -72,7 +73,7 @@ class DeviceModel:
 
     def speeds(self) -> Speeds:
         """These rates, for what is loaded and what is computed."""
-        tiers = {HOST_MEMORY: self.host_bytes_per_second, DISK: self.disk_read_bytes_per_second}
+        tiers = {HOSTS_MEMORY: self.host_bytes_per_second, DISK: self.disk_read_bytes_per_second}
         return Speeds(
             prompts=Rate(self.flops_per_second, 1.0),
             tiers={tier: Rate(rate, 1.0) for tier, rate in tiers.items()},
