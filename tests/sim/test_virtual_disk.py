@@ -230,7 +230,8 @@ def chats(gap: float) -> list[TraceRequest]:
 def run(
     kind: str, frames: int, *, gap: float = 20.0, policy: str = "lru", **options
 ) -> InFlightResult:
-    return simulate_in_flight(chats(gap), KINDS[kind], policy, frames * FRAME_BYTES, **options)
+    capacity = frames * FRAME_BYTES
+    return simulate_in_flight(chats(gap), KINDS[kind], policy, capacity, loads="always", **options)
 
 
 FEW = {"hybrid": 48, "attention": 48, "recurrent": 16}  # frames, for one conversation or two
@@ -297,12 +298,35 @@ def test_a_prompt_waits_for_its_read_and_others_do_not():
         asked("c", 1e5, tokens(10, 40), [1]),
     ]
     capacity = 40 * FRAME_BYTES
-    found = simulate_in_flight(trace, COSTS, "lru", capacity, disk_capacity=PLENTY, device=SLOW)
+    options = {"disk_capacity": PLENTY, "device": SLOW}
+    found = simulate_in_flight(trace, COSTS, "lru", capacity, loads="always", **options)
     assert found.hits["disk"].tokens == found.hit_tokens == 288
     assert found.read_s == 288 + 32
     assert found.span_s == pytest.approx(1e5 + 320, abs=1.0)
     assert found.ttft_s["p50"] < 1.0
     assert found.ttft_s["mean"] == pytest.approx(320 / 7, abs=1.0)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_is_sooner_computed_is_not_loaded(tier):
+    """A text that comes back 32 times, and once in a while it is loaded all the same."""
+    texts, times = [tokens(n, 300) for n in range(4)], 8
+    trace = [asked(n, 1000.0 * n, texts[n % 4], [1]) for n in range(4 * (times + 1))]
+    slow, fast = 1e9, 1e15
+    device = DeviceModel(
+        flops_per_second=fast, host_bytes_per_second=slow, disk_read_bytes_per_second=slow
+    )
+    options = {f"{tier}_capacity": PLENTY, "device": device}
+    run = lambda **more: simulate_in_flight(trace, COSTS, "lru", 40 * FRAME_BYTES, **options | more)
+    always, faster = run(loads="always"), run()
+    told = [
+        (getattr(found, tier)["loads"], getattr(found, tier)["loads_slower"])
+        for found in (always, faster)
+    ]
+    assert told == [(4 * times, 0), (2, 4 * times - 2)]
+    assert faster.ttft_s["mean"] < always.ttft_s["mean"]
+    slow_to_compute = run(device=replace(device, flops_per_second=1e9))
+    assert slow_to_compute.hit_tokens == always.hit_tokens > 0
 
 
 # As before there were tiers: (hits, evictions, preemptions, tokens computed, mean seconds to the first token, span).
