@@ -170,13 +170,16 @@ class Admission:
         What the host's memory has is loaded only if the disk has no more.
         """
         memory, found = self.memory, Fetched.NOTHING
-        assert memory.tree is not None, "admission: there is no tree"
+        tree = memory.tree
+        assert tree is not None, "admission: there is no tree"
         if memory.on_disk is not None:
             found = memory.on_disk.fetch(sequence, match)
-        changed = found is Fetched.LOADED
-        if found is Fetched.NOTHING and memory.below is not None:
-            changed = memory.below.fetch(match)
-        return memory.tree.match(sequence.looked_up, sequence.owner) if changed else match, found
+        if found in (Fetched.LOADED, Fetched.WITHOUT_ROOM):
+            match = tree.match(sequence.looked_up, sequence.owner)
+        if found in (Fetched.NOTHING, Fetched.WITHOUT_ROOM) and memory.below is not None:
+            if memory.below.fetch(match):
+                match = tree.match(sequence.looked_up, sequence.owner)
+        return match, found
 
     def look_again(self) -> None:
         """Looks every waiting prompt up at the next turn, because what some wait for is no longer in the tree."""

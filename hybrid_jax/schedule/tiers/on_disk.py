@@ -30,10 +30,14 @@ A_WHILE_S = 0.05  # that a plan waits for a thread, if there is nothing else to 
 
 
 class Fetched(Enum):
-    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena."""
+    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena.
+
+    Without room for what was read, nothing came of it, but the tiers above have evicted for it.
+    """
 
     NOTHING = "nothing"
     READING = "reading"
+    WITHOUT_ROOM = "without room"
     LOADED = "loaded"
 
 
@@ -166,7 +170,7 @@ class OnDisk:
         arrived = arrive(tree, self._geometry, tokens, read.frames)
         if arrived is None:
             counters.loads_without_room += 1
-            return Fetched.NOTHING
+            return Fetched.WITHOUT_ROOM
         node, come = arrived
         tree.pin(node)
         self._pinned.append(node)
