@@ -12,6 +12,7 @@ from hybrid_jax.schedule.tiers import on_disk
 from hybrid_jax.schedule.tiers.below import HOST
 from hybrid_jax.schedule.tiers.on_disk import Fetched
 from tests.drawing import drawn
+from tests.schedule.simulated_device import EMPTY, Frame, extend
 from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 from tests.schedule.traffic import serve
@@ -184,6 +185,26 @@ def test_what_was_evicted_for_a_read_is_no_hit_when_there_is_no_room_after_all(
     request = engine.add([*prompt, 3], max_tokens=4)
     engine.run()
     assert disk.counters.loads_without_room == 1 and request.hit.num_tokens == 0
+    engine.check()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
+def test_what_a_plan_computes_is_not_copied_to_disk_before_it_is_there(kind):
+    """A prefix that still waits to be written was given away, and the plan that would copy it computes it again."""
+    engine, disk, prompt = filled(200, num_frames=200, kind=kind)
+    memory, chain, true = engine.scheduler.memory, disk.chain(np.array(prompt, np.int32)), EMPTY
+    for token in prompt[:128]:
+        true = extend(true, token)
+    disk.entries.clear()
+    engine.device.frames = [Frame() for _ in engine.device.frames]
+    memory.on_disk._waiting[chain.name(128)] = chain, np.array(prompt[:128], np.int32)
+    engine.add([*prompt, 3], max_tokens=1, cache_breakpoints=(128,))
+    while engine.step() or engine.scheduler.has_work:
+        pass
+    pages, states = disk.entries.get(chain.name(128), ({}, []))
+    assert all(pages[1, group].summaries[-1:] == [true] for group in range(2 * bool(pages)))
+    assert [frame.state[0] for frame in states] == [true] * len(states)
+    assert chain.name(192) in disk.entries
     engine.check()
 
 
