@@ -150,8 +150,26 @@ def test_a_prefix_needs_its_pages_too(tmp_path):
     disk.folder.remove(name)
     assert find(disk, tokens) == 256
     assert disk.find(disk.chain(tokens), 256, len(tokens), held=512) == 608
-    assert disk.wants(disk.chain(tokens), 608) is None  # its checkpoint is there
     assert load(disk, tokens, 608) is None and disk.counters.loads_failed == 1
+
+
+@pytest.mark.parametrize("lost", [256, 512, 608, 0])
+def test_what_a_prefix_has_lost_is_written_again(tmp_path, lost):
+    """A run of pages, or the checkpoint, was damaged and removed; then the prompt is computed once more."""
+    disk = open_disk(tmp_path)
+    tokens = prompt(1)
+    save(disk, tokens, 608)
+    disk.flush()
+    before, chain = disk.folder.num_bytes, disk.chain(tokens)
+    name = module._pages(chain, lost) if lost else module._checkpoint(chain, 608)
+    disk.folder.remove(name)
+    assert find(disk, tokens) == 0
+    assert save(disk, tokens, 608) and not save(disk, tokens, 608)
+    disk.flush()
+    assert not save(disk, tokens, 608)
+    assert disk.folder.num_bytes == before and find(disk, tokens) == 608
+    assert same(load(disk, tokens, 608), content(disk, tokens, 608))
+    disk.close()
 
 
 def test_without_a_state_or_a_window_any_whole_run_is_enough(tmp_path):
