@@ -214,6 +214,8 @@ class Engine:
             )
         assert not scheduler.has_work and not scheduler.seats.running
         assert not scheduler.admission.waiting
+        while self.step():  # what is still to be narrowed, and held until then
+            pass
         scheduler.reset_prefix_cache()
         scheduler.check_invariants()
         assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1

@@ -194,17 +194,24 @@ class TierMachine(RuleBasedStateMachine):
         self.reached["refused"] += not self.disk.writing
 
     @precondition(lambda self: self.written.files)
-    @rule(which=numbers, seed=numbers)
-    def damage(self, which, seed):
+    @rule(which=numbers, seed=numbers, asks=st.booleans())
+    def damage(self, which, seed, asks):
         self.written.change(chosen(self.written.files, which), random.Random(seed))
+        if asks and self.asked:
+            self.come_back(which, TIERS, 0)
+            self.finish()
 
     @precondition(lambda self: self.written.files)
     @rule(share=st.floats(0, 1))
     def another_process_prunes(self, share):
         self.written.prune(int(self.written.num_bytes * share))
 
-    @rule()
-    def reset(self):
+    @rule(saves=st.booleans())
+    def reset(self, saves):
+        """Perhaps in the middle of copies."""
+        if saves:
+            self.evict(99, ARENA)
+            self.plan(1)
         self.engine.scheduler.reset_prefix_cache()
         self.engine.scheduler.check_invariants()
         self.host.clear()

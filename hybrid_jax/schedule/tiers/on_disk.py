@@ -8,11 +8,12 @@ tree. A prompt waits while its prefix is read, and others go on. Then its plan c
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from enum import Enum
 
 import numpy as np
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.copies import pools_of, shared_pages, whole_pages
 from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -236,3 +237,22 @@ class OnDisk:
         """Writes nothing of what waits, because the tree is about to forget everything."""
         self._unsettled.clear()
         self._waiting.clear()
+
+    # --- looking at it ----------------------------------------------------------------------------
+
+    def check_invariants(self, waiting: Iterable[Sequence]) -> None:
+        """Recounts what is read for these sequences, which wait, and checks that no plan was left unfinished.
+
+        Raises:
+            AssertionError: something differs; the message has both.
+        """
+        assert not (self._loads or self._pinned), "on disk: a plan was left unfinished"
+        named = {name: chain.name(len(tokens)) for name, (chain, tokens) in self._waiting.items()}
+        read_for = {sequence.queued.read for sequence in waiting} - {None}
+        agree(
+            "on disk",
+            reads=(set(self._reads), read_for),
+            reads_listed=(len(self._reads), len(read_for)),
+            names=(named, {name: name for name in named}),
+            unsettled_but_done=([s.owner for s in self._unsettled if s.phase is Phase.DONE], []),
+        )
