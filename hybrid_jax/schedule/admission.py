@@ -168,18 +168,19 @@ class Admission:
         What the host's memory has is loaded only if the disk has no more.
         """
         memory, found = self.memory, Fetched.NOTHING
-        assert memory.tree is not None, "admission: there is no tree"
+        tree = memory.tree
+        assert tree is not None, "admission: there is no tree"
         if memory.on_disk is not None:
             found = memory.on_disk.fetch(sequence, match)
         length = match.hit_len
         if found in (Fetched.LOADED, Fetched.NO_ROOM):  # the arena has changed
-            match = memory.tree.match(sequence.looked_up, sequence.owner)
+            match = tree.match(sequence.looked_up, sequence.owner)
         where = DISK if found is Fetched.LOADED else HOSTS_MEMORY
         there = found in (Fetched.READING, Fetched.LOADED)
         if not there and memory.below is not None:
             length = match.hit_len
             if memory.below.fetch(sequence.queued, match):
-                match = memory.tree.match(sequence.looked_up, sequence.owner)
+                match = tree.match(sequence.looked_up, sequence.owner)
         if match.hit_len > length:
             sequence.queued.came_from, sequence.queued.came_after = where, length
         return match, found

@@ -225,6 +225,7 @@ class Memory:
             pages, slot = self.holds.acquire(match)
             if inside:
                 held.copies = [(as_page(pages[-1]), as_page(new[0]))]
+                self.page_holds.copied(self.page_holds, pages[-1], new[0])
             new = np.concatenate((pages[:kept], new)) if hit_len else new
         held.pages = new
         if self.narrowing is not None and slot:
@@ -261,6 +262,8 @@ class Memory:
         self.holds.retain_frames(shared)
         held.pages = np.concatenate((shared, own))
         copies = [(as_page(of_parent.pages[full]), as_page(own[0]))] if inside else []
+        if inside:
+            self.page_holds.copied(self.page_holds, of_parent.pages[full], own[0])
         self.holds.retain_slot(of_parent.slot)
         held.slot = held.real_slot = of_parent.slot
         held.real_checkpoint = of_parent.real_checkpoint

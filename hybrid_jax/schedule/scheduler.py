@@ -476,6 +476,8 @@ class Scheduler:
             queued_but_not_waiting=([s.owner for s in queue if s.phase is not Phase.WAITING], []),
             live_requests=(len(self._sequences), len(self.seats.running) + len(queue)),
         )
+        if self.memory.on_disk is not None:
+            self.memory.on_disk.check_invariants(queue)
         if tree is not None:
             expected = sorted(s.owner for s in self._sequences.values() if s.announced.expected)
             waiting = sorted(s.owner for s in queue if s.uses_cache)

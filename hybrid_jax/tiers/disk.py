@@ -205,7 +205,7 @@ class Prefixes:
     # --- saving ---------------------------------------------------------------------------------
 
     def wants(self, chain: Chain, position: int, named: Collection[str] = ()) -> Save | None:
-        """What is to be copied for a prefix; None if it is there, or is being written.
+        """What is to be copied for a prefix; None if all of it is there, or is being written.
 
         Args:
             named: names of parts that will be handed over.
@@ -213,11 +213,13 @@ class Prefixes:
         name = checkpoint_name(chain, position)
         with self._room:
             named = self._names_waiting.union(named)
-        if not self.writing or name in self.folder or name in named:
+        if not self.writing or name in named:
             return None
         ends = [
             end for end in self._lacking(chain, position) if pages_name(chain, end) not in named
         ]
+        if not ends and name in self.folder:
+            return None
         size = self.geometry.page_tokens
         pages = sorted({page for end in ends for page in _pages_of(end, size)})
         return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.tiers.parcel import Pieces
-from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, read_part, write_part
+from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, part_bytes, read_part, write_part
 
 ABOUT = "hybrid_jax_cache.json"
 ABOUT_ROOT = "about.json"
@@ -186,8 +186,9 @@ class Folder(Parts):
         """
         if self.limit is None or name in self._sizes:
             return 0
-        self.make_room(sum(array.num_bytes for array in arrays.values()))
-        written = write_part(self._own / name, {"root": self.root, "name": name, **marks}, arrays)
+        marks = {"root": self.root, "name": name, **marks}
+        self.make_room(part_bytes(marks, arrays))
+        written = write_part(self._own / name, marks, arrays)
         self._add(name, written)
         return written
 

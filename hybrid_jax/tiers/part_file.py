@@ -48,21 +48,7 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces
     Raises:
         OSError: of the system; then nothing is left there.
     """
-    table: dict[str, object] = {
-        "__metadata__": {"crc32": "0" * 8, "version": str(VERSION), **marks}
-    }
-    begin = 0
-    for name, array in arrays.items():
-        end = begin + array.num_bytes
-        table[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = bytearray(len(text).to_bytes(8, "little") + text)
+    head = _head(marks, arrays)
     data = [part.data for array in arrays.values() for part in array.parts]
     crc = zlib.crc32(head)
     for part in data:
@@ -78,7 +64,31 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    return len(head) + begin
+    return len(head) + sum(part.nbytes for part in data)
+
+
+def part_bytes(marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
+    """The bytes of the file that `write_part` would write."""
+    return len(_head(marks, arrays)) + sum(array.num_bytes for array in arrays.values())
+
+
+def _head(marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> bytearray:
+    """All in front of the arrays, with zeros in place of the checksum."""
+    table: dict[str, object] = {
+        "__metadata__": {"crc32": "0" * 8, "version": str(VERSION), **marks}
+    }
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + array.num_bytes
+        table[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return bytearray(len(text).to_bytes(8, "little") + text)
 
 
 def read_part(file: Path) -> Part:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree import copies
-from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.config import CacheConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.programs import Programs
@@ -32,6 +32,7 @@ from hybrid_jax.engine.tiers import host_frames
 from hybrid_jax.engine.tiers.host_frames import HostFrames
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.narrowing import Narrowing
 from hybrid_jax.schedule.pace import Pace
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
@@ -272,6 +273,39 @@ def test_an_exception_at_any_line_of_a_copy_loses_and_repeats_nothing(function, 
     undisturbed = serve(engine, twice())[0]
     assert min(engine.stats()["host_saves"], engine.stats()["host_loads"]) > 0
     raise_at_each_line(engine, undisturbed, function, twice)
+    engine.close()
+
+
+NARROW = (Narrowing.into_new, Narrowing.in_place, Narrowing.widen, Narrowing.end_plan, Memory._fill)
+NARROW += (Memory._leave, Below.end_plan, OnDisk.end_plan)
+
+
+@pytest.mark.parametrize("function", NARROW, ids=lambda function: function.__qualname__)
+@left_to_all("Below.end_plan", "OnDisk", "Memory", "Narrowing.end_plan", "Narrowing.into_new")
+def test_an_exception_at_any_line_with_checkpoints_as_int8_leaves_nothing_behind(
+    function, tmp_path
+):
+    """Of three tiers. Which hits there are may change the text, so it is not compared."""
+    engine = make_engine(
+        cache=CacheConfig(checkpoints="int8"), memory=850_000, host_memory=4 << 20,
+        cache_dir=str(tmp_path), disk_memory=1 << 30,
+    )  # fmt: skip
+    for index, (line, count) in enumerate(lines_that_run(engine, [function], twice)):
+        engine.reset_prefix_cache()
+        target = (line, 1 + index * 5 % count)
+        with Tracer(
+            [function], target, error=(Interrupted, KeyboardInterrupt)[index % 2]
+        ).installed():
+            _, raised = serve(engine, twice())
+        assert raised <= 1  # what is on the disk by now decides which lines run
+        while engine.has_saves or engine.has_work:
+            engine.step()
+        engine.reset_prefix_cache()
+        engine.scheduler.check_invariants()
+        stats = engine.stats()
+        assert (stats["free_frames"], stats["host_bytes"]) == (stats["num_frames"], 0)
+    assert engine.stats()["restarts"] > 1
+    assert min(engine.stats()["widened_checkpoints"], engine.stats()["disk_saves"]) > 0
     engine.close()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -144,13 +145,16 @@ class SimulatedDevice:
     def _copy_between_tiers(self, plan: Plan) -> None:
         for move in (*plan.saves, *plan.loads):
             assert move.arena.all() and move.other.all(), "a copy of the sink"
+        written = {frame for move in plan.saves for frame in move.other.tolist()}
+        read = {frame for move in plan.loads for frame in move.other.tolist()}
+        assert not written & read, f"frames {written & read} below are written before they are read"
         for move in plan.saves:
             for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
                 self.below[other] = self.frames[arena].copy()
             self._count("saves")
         for out in plan.to_disk:
             assert out.arena.all(), "a copy of the sink"
-            out.give([self.frames[frame].copy() for frame in out.arena.tolist()])
+            out.give([self.stored(self.frames[frame]) for frame in out.arena.tolist()])
         for move in plan.loads:
             for arena, other in zip(move.arena.tolist(), move.other.tolist(), strict=True):
                 self.frames[arena] = self.below[other].copy()
@@ -158,8 +162,16 @@ class SimulatedDevice:
         for come in plan.from_disk:
             assert come.arena.all(), "a copy to the sink"
             for frame, words in zip(come.arena.tolist(), come.words, strict=True):
-                self.frames[frame] = words.copy()
+                self.frames[frame] = self.restored(words)
             self._count("loads from disk")
+
+    def stored(self, frame: Frame) -> Any:
+        """What the disk is given of a frame."""
+        return frame.copy()
+
+    def restored(self, words: Any) -> Frame:
+        """The frame of which the disk was given this."""
+        return words.copy()
 
     def _count(self, event: str) -> None:
         self.events[event] = self.events.get(event, 0) + 1

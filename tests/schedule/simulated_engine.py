@@ -51,11 +51,13 @@ class Engine:
     reported: dict[str, list[int]] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     plans: list = field(default_factory=list)
+    device_kind: type[SimulatedDevice] = SimulatedDevice
 
     @classmethod
     def make(
         cls,
         *,
+        device_kind=SimulatedDevice,
         num_frames=400,
         max_slots=100,
         max_model_len=600,
@@ -82,7 +84,7 @@ class Engine:
             disk=disk,
             speeds=speeds,
         )
-        device = SimulatedDevice(
+        device = device_kind(
             geometry,
             num_frames=num_frames,
             max_rows=engine.max_rows,
@@ -90,7 +92,7 @@ class Engine:
             exact=engine.exact,
             keep=keep,
         )
-        return cls(scheduler, device, vocab, lag)
+        return cls(scheduler, device, vocab, lag, device_kind=device_kind)
 
     def add(
         self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None,
@@ -117,6 +119,14 @@ class Engine:
 
     def step(self):
         """One turn of the loop; False when nothing is left to do."""
+        planned = self.plan()
+        if self.pending and (len(self.pending) > self.lag or not planned):
+            self.receive()
+            return True
+        return planned
+
+    def plan(self):
+        """Makes the next plan and runs it; False if there is none."""
         plan = self.scheduler.plan()
         self.scheduler.check_invariants()
         if plan:
@@ -124,17 +134,18 @@ class Engine:
             self.plans.append(plan)
             self.device.execute(plan)
             self.pending.append(plan)
-        if self.pending and (len(self.pending) > self.lag or not plan):
-            for progress in self.scheduler.receive(self.pending.popleft()):
-                name = progress.request.request_id
-                assert name not in self.ended
-                assert progress.new_token_ids or progress.request.output.finish_reason == "error"
-                self.reported[name] += progress.new_token_ids
-                if progress.finished:
-                    self.ended.append(name)
-            self.scheduler.check_invariants()
-            return True
         return bool(plan)
+
+    def receive(self):
+        """Takes the results of the oldest plan."""
+        for progress in self.scheduler.receive(self.pending.popleft()):
+            name = progress.request.request_id
+            assert name not in self.ended
+            assert progress.new_token_ids or progress.request.output.finish_reason == "error"
+            self.reported[name] += progress.new_token_ids
+            if progress.finished:
+                self.ended.append(name)
+        self.scheduler.check_invariants()
 
     def crash(self):
         """A dispatch fails: the device and all results that are not in are lost."""
@@ -152,7 +163,7 @@ class Engine:
         self.scheduler.check_invariants()
         self.pending.clear()
         below = self.device.below  # that is not lost
-        self.device = SimulatedDevice(
+        self.device = self.device_kind(
             self.scheduler.geometry, num_frames=self.scheduler.num_frames,
             max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
             exact=self.device.exact, keep=self.device.keep,
@@ -205,6 +216,8 @@ class Engine:
             )
         assert not scheduler.has_work and not scheduler.seats.running
         assert not scheduler.admission.waiting
+        while self.step():  # what is still to be narrowed, and held until then
+            pass
         scheduler.reset_prefix_cache()
         scheduler.check_invariants()
         assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, SpeculationConfig
+from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
 from hybrid_jax.geometry import make_geometry as geometry_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Announced, HeldMemory, InFlight, Queued, Sequence
@@ -32,6 +32,7 @@ from tests.schedule.faults import (
     say_no,
     say_no_when_empty,
 )
+from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 from tests.tiny_models import tiny_model
 
@@ -41,7 +42,8 @@ SETTINGS = {
     "max_model_len": 260, "vocab": 200, "max_rows": 3, "max_slots": 9, "prefill_tokens": 64,
     "steps_per_dispatch": 4, "kind": "hybrid", "cache": "adaptive",
 }  # fmt: skip
-ABOVE = "above the host's memory"
+ABOVE, DISK, INT8, BOTH = "above the host's memory", "above a disk", "int8", "int8 above both"
+TIERS = ABOVE, DISK, BOTH
 CASES = {
     "pages of half a grain": {"page_tokens": 16, "num_frames": 33, "steps_per_dispatch": 24},
     "pages of two grains": {"page_tokens": 64, "num_frames": 22, "max_slots": 7},
@@ -49,6 +51,9 @@ CASES = {
     "attention": {"page_tokens": 64, "num_frames": 13, "kind": "attention"},
     "recurrent": {"page_tokens": 0, "num_frames": 9, "kind": "recurrent"},
     ABOVE: {"page_tokens": 64, "num_frames": 22, "host_frames": 60},
+    DISK: {"page_tokens": 64, "num_frames": 22, "disk": True},
+    INT8: {"page_tokens": 64, "num_frames": 22, "narrow": True},
+    BOTH: {"page_tokens": 64, "num_frames": 22, "host_frames": 60, "disk": True, "narrow": True},
     "no cache": {"page_tokens": 64, "num_frames": 22, "cache": "off"},
     "drafts": {
         "page_tokens": 64,
@@ -91,7 +96,13 @@ def make_engine(case: str) -> Engine:
     if (name := settings.pop("model", None)) is not None:
         config = EngineConfig(page_tokens=page_tokens)
         return Engine.make(geometry=geometry_of(tiny_model(name)[0], config), **settings)
-    return Engine.make(geometry=make_geometry(page_tokens=page_tokens, kind=kind), **settings)
+    narrow = settings.pop("narrow", False)
+    geometry = make_geometry(page_tokens=page_tokens, kind=kind, narrow=narrow)
+    if narrow:
+        settings["cache"] = CacheConfig(checkpoints="int8")
+    if settings.pop("disk", False):
+        settings["disk"] = SimulatedDisk(geometry)
+    return Engine.make(geometry=geometry, **settings)
 
 
 @functools.cache
@@ -177,7 +188,7 @@ def disturbed(case: str, number: int, answer, *, times: int = 1, abort: bool = F
     undisturbed = sites_of(case, everything)
     assert faults.sites[: number + 1] == undisturbed[: number + 1], "the traffic is another one"
     assert faults.num_refused == times or abort and faults.num_refused
-    if everything and case == ABOVE:  # a copy that finds no memory is left out
+    if everything and case in TIERS:  # a copy that finds no memory is left out
         assert restarts <= faults.num_refused
     else:
         assert restarts == (faults.num_refused if everything else 0)
@@ -190,9 +201,12 @@ def disturbed(case: str, number: int, answer, *, times: int = 1, abort: bool = F
 def test_the_traffic_asks_for_memory_at_every_site():
     found = {site for case in CASES for site in sites_of(case, True)}
     assert found >= SITES, SITES - found
-    taking = [site for site in found if site.split(" > ")[1] in ALLOCATIONS.values()]
-    work = {site.split(":")[0] for site in taking}
-    assert work == {"admit", "fork", "chunk", "decode"}, "others give back, and never take"
+    plain = {site for case in CASES if "int8" not in case for site in sites_of(case, True)}
+    assert _taking(plain) == {"admit", "fork", "chunk", "decode"}, (
+        "others give back, and never take"
+    )
+    # A checkpoint that others hold, too, is narrowed into a slot of its own.
+    assert _taking(found) <= _taking(plain) | {"finish", "preempt"}
 
 
 def test_the_traffic_is_short_of_memory():
@@ -207,6 +221,11 @@ def test_the_traffic_is_short_of_memory():
     assert min(total[name] for name in fired) >= 2, {name: total[name] for name in fired}
 
 
+def _taking(sites: set[str]) -> set[str]:
+    """The work that takes memory, and not only holds."""
+    return {site.split(":")[0] for site in sites if site.split(" > ")[1] in ALLOCATIONS.values()}
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -218,7 +237,9 @@ def test_a_pool_that_says_no_costs_no_token(case, answer):
 
 
 @pytest.mark.parametrize("case", CASES)
-@left_to_all("pages of two grains", "pages of four grains", "drafts", "recurrent")
+@left_to_all(
+    "pages of two grains", "pages of four grains", "drafts", "recurrent", "int8", "above a"
+)
 def test_an_allocation_that_fails_costs_a_restart_and_no_token(case):
     for index, number in enumerate(points(sites_of(case, True), 3)):
         disturbed(case, number, fail, times=1 + 2 * (index % 5 == 0)).check()
@@ -322,7 +343,7 @@ def failing_first(method: str, faults: Faults, refused: set[str]):
     return mock.patch.object(Memory, method, call)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != ABOVE])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in (*TIERS, INT8)])
 def test_a_call_that_fails_changes_nothing(case):
     """Every call of the traffic, at every allocation inside it; what the tree evicted before stays evicted."""
     faults, refused, engine = Faults(ALLOCATIONS, fail), set(), make_engine(case)

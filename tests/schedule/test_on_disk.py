@@ -8,8 +8,11 @@ import pytest
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.schedule.plan import Plan
+from hybrid_jax.schedule.tiers import on_disk
+from hybrid_jax.schedule.tiers.below import HOST
 from hybrid_jax.schedule.tiers.on_disk import Fetched
 from tests.drawing import drawn
+from tests.schedule.simulated_device import EMPTY, Frame, extend
 from tests.schedule.simulated_disk import SimulatedDisk
 from tests.schedule.simulated_engine import Engine, make_geometry, tokens_of
 from tests.schedule.traffic import serve
@@ -154,6 +157,54 @@ def test_what_a_plan_loads_is_not_copied_to_disk_before_it_is_there(kind, below)
         pages, of_state = disk.entries.get(chain.name(length), ({}, []))
         assert all(frame == true[place] for place, frame in pages.items())
         assert of_state in ([], states)
+    engine.check()
+
+
+@pytest.mark.parametrize("above", [ARENA, HOST])
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_what_was_evicted_for_a_read_is_no_hit_when_there_is_no_room_after_all(
+    kind, above, monkeypatch
+):
+    engine, disk, prompt = filled(200, num_frames=200, host_frames=100, kind=kind)
+    memory, tree = engine.scheduler.memory, engine.scheduler.memory.tree
+    everything = [tier.frames.num_frames - 1 for tier in tree.tiers]
+    disk.slow = 0
+    engine.add(prompt[:100], max_tokens=1)
+    engine.run()
+    if above == HOST:
+        memory.make_room(everything[ARENA])
+        engine.add([7], max_tokens=1)  # its plan takes the save along
+        engine.run()
+    assert tree.match(np.array(prompt)).found[above].hit_len == 96
+
+    def without_room(*args):
+        for tier, frames in enumerate(everything):
+            tree.make_room(frames, tier=tier)
+
+    monkeypatch.setattr(on_disk, "arrive", without_room)
+    request = engine.add([*prompt, 3], max_tokens=4)
+    engine.run()
+    assert disk.counters.loads_without_room == 1 and request.hit.num_tokens == 0
+    engine.check()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
+def test_what_a_plan_computes_is_not_copied_to_disk_before_it_is_there(kind):
+    """A prefix that still waits to be written was given away, and the plan that would copy it computes it again."""
+    engine, disk, prompt = filled(200, num_frames=200, kind=kind)
+    memory, chain, true = engine.scheduler.memory, disk.chain(np.array(prompt, np.int32)), EMPTY
+    for token in prompt[:128]:
+        true = extend(true, token)
+    disk.entries.clear()
+    engine.device.frames = [Frame() for _ in engine.device.frames]
+    memory.on_disk._waiting[chain.name(128)] = chain, np.array(prompt[:128], np.int32)
+    engine.add([*prompt, 3], max_tokens=1, cache_breakpoints=(128,))
+    while engine.step() or engine.scheduler.has_work:
+        pass
+    pages, states = disk.entries.get(chain.name(128), ({}, []))
+    assert all(pages[1, group].summaries[-1:] == [true] for group in range(2 * bool(pages)))
+    assert [frame.state[0] for frame in states] == [true] * len(states)
+    assert chain.name(192) in disk.entries
     engine.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 
 from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.tiers import disk as module
+from hybrid_jax.tiers import folder as folder_module
 from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.disk import Disk
@@ -150,8 +152,26 @@ def test_a_prefix_needs_its_pages_too(tmp_path):
     disk.folder.remove(name)
     assert find(disk, tokens) == 256
     assert disk.find(disk.chain(tokens), 256, len(tokens), held=512) == 608
-    assert disk.wants(disk.chain(tokens), 608) is None  # its checkpoint is there
     assert load(disk, tokens, 608) is None and disk.counters.loads_failed == 1
+
+
+@pytest.mark.parametrize("lost", [256, 512, 608, 0])
+def test_what_a_prefix_has_lost_is_written_again(tmp_path, lost):
+    """A run of pages, or the checkpoint, was damaged and removed; then the prompt is computed once more."""
+    disk = open_disk(tmp_path)
+    tokens = prompt(1)
+    save(disk, tokens, 608)
+    disk.flush()
+    before, chain = disk.folder.num_bytes, disk.chain(tokens)
+    name = module._pages(chain, lost) if lost else module._checkpoint(chain, 608)
+    disk.folder.remove(name)
+    assert find(disk, tokens) == 0
+    assert save(disk, tokens, 608) and not save(disk, tokens, 608)
+    disk.flush()
+    assert not save(disk, tokens, 608)
+    assert disk.folder.num_bytes == before and find(disk, tokens) == 608
+    assert same(load(disk, tokens, 608), content(disk, tokens, 608))
+    disk.close()
 
 
 def test_without_a_state_or_a_window_any_whole_run_is_enough(tmp_path):
@@ -236,6 +256,89 @@ def test_an_error_of_the_system_ends_writing_and_nothing_else(tmp_path, monkeypa
     assert "nothing more is kept" in record.message and "No space left" in record.message
     assert same(load(disk, tokens, 256), content(disk, tokens, 256))
     disk.close()
+
+
+CALLS = {
+    "open": (Path, "open"),
+    "write": (Path, "open"),
+    "rename": (os, "replace"),
+    "unlink": (Path, "unlink"),
+    "utime": (os, "utime"),
+    "scandir": (os, "scandir"),
+    "read": (np, "fromfile"),
+}
+
+
+@pytest.mark.parametrize("nth", [0, 1, 3])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_the_system_refuses_once_costs_no_more_than_a_miss(
+    tmp_path, monkeypatch, call, nth, caplog
+):
+    """On a folder that is always full, and of which somebody has damaged files."""
+    caplog.set_level(logging.ERROR, "hybrid_jax.disk")
+    monkeypatch.setattr(folder_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(folder_module, "LOOKS", 0)
+    disk, refused = open_disk(tmp_path, limit=400_000), 0
+    save(disk, prompt(0), 608)
+    disk.flush()
+    calls = itertools.count()
+    where, name = CALLS[call]
+    real = getattr(where, name)
+
+    def asked(*args, **options):
+        nonlocal refused
+        if next(calls) != nth:
+            return real(*args, **options)
+        refused += 1
+        if call == "write":
+            return FullFile(real(*args, **options))
+        raise OSError(28 if call in ("open", "rename") else 13, "refused by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, asked)
+        for seed in range(6):
+            tokens = prompt(seed)
+            for length in LENGTHS:
+                save(disk, tokens, length)
+            disk.flush()
+            if seed % 2 and (files := sorted(disk.folder._own.glob("check*"))):
+                with files[0].open("r+b") as file:
+                    file.truncate(50)
+            for one in (tokens, prompt(0)):
+                if (position := find(disk, one)) and (found := load(disk, one, position)):
+                    assert same(found, content(disk, one, position))
+    disk.flush()
+    assert refused == 1 or (nth and call in ("scandir", "unlink"))
+    assert disk._waiting_bytes == 0 and not disk._names_waiting
+    assert not [*tmp_path.rglob("*.new")]
+    disk.folder.scan()
+    assert disk.folder.num_bytes == sum(file.num_bytes for file in files_of(tmp_path)) <= 400_000
+    again = open_disk(tmp_path)
+    for seed in range(6):
+        while position := find(again, prompt(seed)):
+            if found := load(again, prompt(seed), position):
+                assert same(found, content(again, prompt(seed), position))
+                break
+    disk.close()
+    again.close()
+
+
+class FullFile:
+    """A file on a disk that is full: the first write is refused."""
+
+    def __init__(self, opened) -> None:
+        self._opened = opened
+
+    def __enter__(self):
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._opened.__exit__(*error)
+
+    def write(self, data):
+        self._opened.write(bytes(data)[:10])
+        raise OSError(28, "No space left on device")
 
 
 def test_a_read_that_is_refused_is_a_miss(tmp_path, monkeypatch, caplog):

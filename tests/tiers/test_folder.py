@@ -141,6 +141,16 @@ class TestRoom:
         kept = {number for number in range(15) if name_of(number) in folder}
         assert {0, 3, *range(10, 15)} <= kept and not {1, 2} & kept
 
+    def test_all_bytes_of_a_file_count_not_those_of_its_arrays_alone(self, tmp_path, clock):
+        small = whole({"pages.0": NUMBERS[:8]})
+        folder = open_folder(tmp_path, limit=2000)
+        for number in range(30):
+            clock[0] += 1
+            assert folder.write(name_of(number), {}, small) > 200
+            folder.touch(name_of(number), [])
+            assert sum(f.num_bytes for f in files_of(tmp_path)) == folder.num_bytes <= 2000
+        assert folder.num_files > 4
+
     def test_other_roots_give_way_too(self, tmp_path, clock, monkeypatch):
         monkeypatch.setattr(module, "LOOK_S", 0.0)
         monkeypatch.setattr(module, "LOOKS", 0)

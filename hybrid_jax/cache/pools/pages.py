@@ -133,6 +133,29 @@ class PageStore(Protocol):
         """The pages of a span from `start`, without what is only read by rows that go on before `position`."""
         return pages
 
+    def lack_beginnings(self, frames: np.ndarray, position: int) -> None:
+        """Notes of held frames that came from elsewhere without what no row reads that goes on at `position`.
+
+        From then on they are read by rows that go on there or later.
+
+        Args:
+            frames: int32[n] of layers with a window.
+        """
+        return None
+
+    def lacking(self, row: np.ndarray, position: int) -> np.ndarray:
+        """Which of a row's frames lack something that is read by a row that goes on at `position`: bool like it."""
+        found: np.ndarray = np.zeros(row.shape, bool)
+        return found
+
+    def copied(self, source: PageStore, frames: np.ndarray, into: np.ndarray) -> None:
+        """Notes that held frames are copies: what those of `source` lack, these lack too.
+
+        Args:
+            frames, into: int32[n] frame ids; zeros are none.
+        """
+        return None
+
     def _cuts(self, position: int) -> bool:
         return self.page_tokens > 0 and position % self.page_tokens > 0
 

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hybrid_jax.cache.pools.frames import SINK, FrameAllocator, given
-from hybrid_jax.cache.pools.pages import NOWHERE, PageHolds, WindowedFrames
+from hybrid_jax.cache.pools.handles import MAX_ID
+from hybrid_jax.cache.pools.pages import NOWHERE, PageHolds, PageStore, WindowedFrames
 
 
 class WindowedPageHolds(PageHolds):
     """Pages held by tree nodes, where layers have windows.
 
-    In what rows and nodes list, 0 stands where a frame was given back.
+    In what rows and nodes list, 0 stands where a frame was given back. The first page that a window reads may come from
+    elsewhere with the tokens alone that the window sees. Then its frame is read by rows that go on from there on.
 
     Args:
         windows: which frames of a page belong to layers with a window, and how many tokens a query sees there.
@@ -24,6 +26,7 @@ class WindowedPageHolds(PageHolds):
     ):
         super().__init__(frames, page_tokens)
         self.windows = tuple(WindowedFrames(*part) for part in windows)
+        self._read_from: dict[int, int] = {}  # by handle, of frames without the tokens in front
 
     def _take(self, row: np.ndarray) -> np.ndarray:
         row = np.asarray(row, np.int32)
@@ -52,7 +55,8 @@ class WindowedPageHolds(PageHolds):
                 break
             first = start // self.page_tokens
             for read, (_, frames) in zip(firsts, self.windows, strict=True):
-                if not pages[max(read - first, 0) : missing - first, frames].all():
+                part = pages[max(read - first, 0) : missing - first, frames]
+                if not part.all() or self._is_early(part, length):
                     return False
             missing = min(missing, first)
         return True
@@ -79,7 +83,44 @@ class WindowedPageHolds(PageHolds):
             runs = np.maximum.accumulate(np.where(there, 0, numbers + 1)[followed])
             begins = np.where(there, np.append(0, runs)[numbers], numbers + 1)
             good &= begins[last] <= np.maximum(ends - window + 1, 0) // self.page_tokens
-        return int(ends[good].max(initial=0))
+        for end in reversed(ends[good].tolist()):
+            if not self._read_from or self.readable([s for s in spans if s[0] < end], end):
+                return end
+        return 0
+
+    def _is_early(self, pages: np.ndarray, position: int) -> bool:
+        """Whether one of a node's pages lacks something that a row reads which goes on at `position`."""
+        if not self._read_from:
+            return False
+        return any(self._read_from.get(name, 0) > position for name in pages.ravel().tolist())
+
+    def lacking(self, row: np.ndarray, position: int) -> np.ndarray:
+        row = np.asarray(row, np.int32)
+        found: np.ndarray = np.zeros(row.shape, bool)
+        for place in zip(*np.nonzero(row), strict=True) if self._read_from else ():
+            found[place] = self._first_reader(int(row[place])) > position
+        return found
+
+    def lack_beginnings(self, frames: np.ndarray, position: int) -> None:
+        known = {name: first for name, first in self._read_from.items() if self._is_held(name)}
+        for name in self._frames.handles(given(frames)).tolist():
+            known[name] = max(position, known.get(name, 0))
+        self._read_from = known
+
+    def _is_held(self, name: int) -> bool:
+        frame = name & MAX_ID
+        return self._frames.holders(frame) > 0 and self._frames.handles(frame) == name
+
+    def copied(self, source: PageStore, frames: np.ndarray, into: np.ndarray) -> None:
+        if not isinstance(source, WindowedPageHolds) or not source._read_from:
+            return
+        for frame, copy in zip(frames.ravel().tolist(), into.ravel().tolist(), strict=True):
+            if frame and copy and (first := source._first_reader(frame)):
+                self.lack_beginnings(np.array([copy]), first)
+
+    def _first_reader(self, frame: int) -> int:
+        """From which position on rows go on that may read a frame; 0 for any."""
+        return self._read_from.get(int(self._frames.handles(frame)), 0)
 
     def read_from(self, position: int) -> int:
         pages = (self._first_read(window, position) for window, _ in self.windows)
@@ -93,8 +134,20 @@ class WindowedPageHolds(PageHolds):
 
     def mend(self, pages: np.ndarray, row: np.ndarray, start: int, end: int) -> np.ndarray:
         own = np.asarray(row[self.places(start, end)], np.int32)
-        own = np.where(pages == 0, own, 0)
-        return np.where(pages == 0, self._take(own), pages) if own.any() else pages
+        own = np.where((pages == 0) | self._has_more(own, pages), own, 0)
+        if not own.any():
+            return pages
+        taken = self._take(own)
+        self.release(np.where(own > 0, pages, 0))
+        return np.where(own > 0, taken, pages)
+
+    def _has_more(self, own: np.ndarray, pages: np.ndarray) -> np.ndarray:
+        """Where the frames of a row may be read by rows for which those of a node lack something: bool like both."""
+        found: np.ndarray = np.zeros(pages.shape, bool)
+        for place in zip(*np.nonzero(own), strict=True) if self._read_from else ():
+            first = self._read_from.get(int(pages[place]), 0)
+            found[place] = first > self._first_reader(int(own[place]))
+        return found
 
     def hollow(self, pages: np.ndarray, start: int, position: int) -> np.ndarray:
         gone = np.zeros_like(pages)

@@ -78,7 +78,9 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
         form = slots.lengths.index(len(state))
     copy = room_for(tree, tokens, listed > 0, into=into, form=form)
     if copy is not None:
-        copy.source = np.append(listed[copy.missing], state).astype(np.int32)
+        pages = listed[copy.missing]
+        copy.source = np.append(pages, state).astype(np.int32)
+        tree.tiers[into].pages.copied(tree.tiers[source].pages, pages, copy.pages[copy.missing])
     return copy
 
 
@@ -98,6 +100,7 @@ def shared_pages(
     if whole:
         pages[:whole] = tree.pages_to(node, whole * tree.tiers[tier].pages.page_tokens, tier)
         pages[~wanted] = 0  # what no window reads from there on
+        pages[tree.tiers[tier].pages.lacking(pages, len(tokens))] = 0
     return pages, wanted & (pages == 0)
 
 
@@ -193,6 +196,7 @@ def take_over(tree: RadixTree, before: RadixTree, tier: int) -> None:
             whole += [given(pages), states]
     taken = np.unique(np.concatenate(whole))
     frames.claim(taken)
+    tree.tiers[tier].pages.copied(before.tiers[tier].pages, taken, taken)
     for tokens, pages, states in entries:
         slot = slots.claim(states) if states.size else 0
         tree.fill(tokens, pages, slot, tier=tier)

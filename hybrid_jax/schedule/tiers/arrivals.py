@@ -22,6 +22,20 @@ def wanted_frames(geometry: Geometry, position: int) -> np.ndarray:
     return wanted
 
 
+def _begin_inside(geometry: Geometry, position: int) -> np.ndarray:
+    """Which frames hold the first token that a window sees from `position` on, and others before it.
+
+    What comes from elsewhere lacks those. The result is bool[pages, frames_per_page].
+    """
+    found: np.ndarray = np.zeros((geometry.num_pages(position), geometry.frames_per_page), bool)
+    for group in geometry.windowed:
+        assert group.window is not None, group
+        page, inside = divmod(max(position - group.window + 1, 0), geometry.page_tokens)
+        if inside and page < len(found):
+            found[page, group.frames] = True
+    return found
+
+
 def places_in(mask: np.ndarray) -> list[FramePlace]:
     """The places where a mask is true, page by page."""
     return [(int(page), int(column)) for page, column in np.argwhere(mask)]
@@ -56,4 +70,6 @@ def arrive(
     if not set(places) <= set(frames.pages):  # the arena has evicted meanwhile what it had
         give_up(tree, copy)
         return None
+    partly = copy.missing & _begin_inside(geometry, len(tokens))
+    tree.arena.pages.lack_beginnings(copy.pages[partly], len(tokens))
     return publish(tree, copy), Incoming(arena=copy.target, words=frames.words(places))

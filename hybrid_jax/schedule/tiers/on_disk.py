@@ -8,12 +8,13 @@ tree. A prompt waits while its prefix is read, and others go on. Then its plan c
 from __future__ import annotations
 
 import functools
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from enum import Enum
 
 import numpy as np
 
-from hybrid_jax.cache.tree.copies import shared_pages, whole_pages
+from hybrid_jax.cache.pools.recount import agree
+from hybrid_jax.cache.tree.copies import pools_of, shared_pages, whole_pages
 from hybrid_jax.cache.tree.node import ARENA, DISK, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
@@ -32,8 +33,10 @@ A_WHILE_S = 0.05  # that a plan waits for a thread, if there is nothing else to 
 
 
 class Fetched(Enum):
-    """What came of asking for a prompt: nothing, something that is being read, something that the arena had no room for
-    and perhaps has evicted something else for, or a hit in the arena."""
+    """What came of asking for a prompt: nothing, something that is being read, or a hit in the arena.
+
+    Without room for what was read, nothing came of it, but the tiers above have evicted for it.
+    """
 
     NOTHING = "nothing"
     READING = "reading"
@@ -104,11 +107,11 @@ class OnDisk:
         if found is not None and not self._save(*found):
             self.disk.counters.saves_dropped += 1
 
-    def _save(self, chain: Chain, tokens: np.ndarray, loading: Set[int] = frozenset()) -> bool:
+    def _save(self, chain: Chain, tokens: np.ndarray, coming: Set[int] = frozenset()) -> bool:
         """Has the plan that is being made copy a prefix; False if it cannot.
 
         Args:
-            loading: frames that the plan loads. What is evicted is in none of them.
+            coming: frames that the plan writes after it has made its copies. What is evicted is in none of them.
         """
         length, tree = len(tokens), self._tree
         save = self.disk.wants(chain, length, self._names)
@@ -119,8 +122,8 @@ class OnDisk:
         if found.hit_len != length or not room:
             return False
         frames = frames_of(tree, found.node, length, save.places)
-        if found.node.pins or not loading.isdisjoint(frames.tolist()):
-            return False  # the plan loads it, after it would have been copied
+        if found.node.pins or not coming.isdisjoint(frames.tolist()):
+            return False  # it is not there yet when it would be copied
         self._names |= save.names
         give = functools.partial(self.disk.save, save)
         self._saves.append(Outgoing(arena=frames, give=give))
@@ -203,17 +206,29 @@ class OnDisk:
 
     def end_plan(self, plan: Plan) -> None:
         """Tells a plan that is made what it copies, with some of what waits to be written."""
-        loads = [*(load.arena for load in plan.loads), *(load.arena for load in self._loads)]
-        loading = {frame for frames in loads for frame in frames.tolist()}
+        written = self._written(plan) if self._waiting else ()
+        coming = {frame for frames in written for frame in frames.tolist()}
         while self._waiting and self.disk.has_room and self._saved_frames < self._most_frames:
             name = next(iter(self._waiting))
-            if not self._save(*self._waiting.pop(name), loading):
+            if not self._save(*self._waiting.pop(name), coming):
                 self.disk.counters.saves_dropped += 1
         for node in self._pinned:
             self._tree.unpin(node)
         plan.to_disk, plan.from_disk = self._saves, self._loads
         self._saves, self._loads, self._pinned, self._names = [], [], [], set()
         self._saved_frames = 0
+
+    def _written(self, plan: Plan) -> Iterator[np.ndarray]:
+        """Frames of the cache that a plan writes after its copies: what it loads, and what its chunks publish."""
+        yield from (load.arena for load in plan.loads)
+        yield from (load.arena for load in self._loads)
+        _, slots = pools_of(self._tree.arena)
+        size = self._geometry.page_tokens
+        for chunk in plan.prefill:
+            if size:
+                yield chunk.pages[chunk.start // size :].ravel()
+            if chunk.write_slot:
+                yield np.array(slots.frames(chunk.sequence.held.real_slot))
 
     @property
     def loads(self) -> bool:
@@ -256,3 +271,22 @@ class OnDisk:
         """Writes nothing of what waits, because the tree is about to forget everything."""
         self._unsettled.clear()
         self._waiting.clear()
+
+    # --- looking at it ----------------------------------------------------------------------------
+
+    def check_invariants(self, waiting: Iterable[Sequence]) -> None:
+        """Recounts what is read for these sequences, which wait, and checks that no plan was left unfinished.
+
+        Raises:
+            AssertionError: something differs; the message has both.
+        """
+        assert not (self._loads or self._pinned), "on disk: a plan was left unfinished"
+        named = {name: chain.name(len(tokens)) for name, (chain, tokens) in self._waiting.items()}
+        read_for = {sequence.queued.read for sequence in waiting} - {None}
+        agree(
+            "on disk",
+            reads=(set(self._reads), read_for),
+            reads_listed=(len(self._reads), len(read_for)),
+            names=(named, {name: name for name in named}),
+            unsettled_but_done=([s.owner for s in self._unsettled if s.phase is Phase.DONE], []),
+        )
