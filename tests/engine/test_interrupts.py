@@ -276,12 +276,12 @@ def test_an_exception_at_any_line_of_a_copy_loses_and_repeats_nothing(function, 
     engine.close()
 
 
-NARROW = (Narrowing.into_new, Narrowing.in_place, Narrowing.widen, Narrowing.end_plan, Memory._fill)
+NARROW = (Narrowing.in_place, Narrowing.widen, Narrowing.end_plan)
 NARROW += (Memory._leave, Below.end_plan, OnDisk.end_plan)
 
 
 @pytest.mark.parametrize("function", NARROW, ids=lambda function: function.__qualname__)
-@left_to_all("Below.end_plan", "OnDisk", "Memory", "Narrowing.end_plan", "Narrowing.into_new")
+@left_to_all("Below.end_plan", "OnDisk", "Memory", "Narrowing.end_plan")
 def test_an_exception_at_any_line_with_checkpoints_as_int8_leaves_nothing_behind(
     function, tmp_path
 ):

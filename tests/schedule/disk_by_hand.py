@@ -223,13 +223,14 @@ class DiskByHand(Disk):
         assert self.written.prefixes[name] == prefix_of(chain, end)
 
     def write(self, number: int, refused: bool) -> None:
-        """Does so many jobs of the writer; the system refuses the last of their calls if that is asked for."""
+        """Does so many jobs of the writer; the system refuses to rename what they write if that is asked for."""
         if not refused:
             self.writes.run(number)
             return
         error = OSError(28, "No space left on device")
-        with mock.patch.object(part_file.os, "replace", side_effect=error):
+        with mock.patch.object(part_file.os, "replace", side_effect=error) as asked:
             self.writes.run(number)
+        assert not (asked.called and self.writing), "it writes on after an error of the system"
 
     def run_all(self) -> None:
         self.writes.close()
