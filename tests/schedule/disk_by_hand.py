@@ -191,7 +191,9 @@ class DiskByHand(Disk):
                 assert any(other[:position] == prefix for other in saved)
             ends = runs_to(position) if self._has_runs else []
             lacking = [
-                end for end in ends if end > held and module._pages(chain, end) not in self.folder
+                end
+                for end in ends
+                if end > held and module.pages_name(chain, end) not in self.folder
             ]
             assert not lacking, f"found without its pages to {lacking}"
         return position
@@ -199,8 +201,8 @@ class DiskByHand(Disk):
     def _write(self, save: Save, copies) -> None:
         with self.written.watched():
             for end in save.ends:
-                self._name(module._pages(save.chain, end), save.chain, end)
-            self._name(module._checkpoint(save.chain, save.position), save.chain, save.position)
+                self._name(module.pages_name(save.chain, end), save.chain, end)
+            self._name(module.checkpoint_name(save.chain, save.position), save.chain, save.position)
             super()._write(save, copies)
         self.written.saved.add(prefix_of(save.chain, save.position))
 
@@ -211,12 +213,12 @@ class DiskByHand(Disk):
     def _read_run(self, found: Read, chain: Chain, end: int) -> None:
         with self.written.watched():
             super()._read_run(found, chain, end)
-            self._was_whole(module._pages(chain, end), chain, end)
+            self._was_whole(module.pages_name(chain, end), chain, end)
 
     def _read_end(self, found: Read, chain: Chain) -> None:
         with self.written.watched():
             super()._read_end(found, chain)
-            self._was_whole(module._checkpoint(chain, found.position), chain, found.position)
+            self._was_whole(module.checkpoint_name(chain, found.position), chain, found.position)
 
     def _was_whole(self, name: str, chain: Chain, end: int) -> None:
         assert name in self.written.whole, f"{name} was read, but is not whole"

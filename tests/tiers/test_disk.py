@@ -163,7 +163,7 @@ def test_what_a_prefix_has_lost_is_written_again(tmp_path, lost):
     save(disk, tokens, 608)
     disk.flush()
     before, chain = disk.folder.num_bytes, disk.chain(tokens)
-    name = module._pages(chain, lost) if lost else module._checkpoint(chain, 608)
+    name = module.pages_name(chain, lost) if lost else module.checkpoint_name(chain, 608)
     disk.folder.remove(name)
     assert find(disk, tokens) == 0
     assert save(disk, tokens, 608) and not save(disk, tokens, 608)
