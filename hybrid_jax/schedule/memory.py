@@ -35,8 +35,9 @@ from hybrid_jax.schedule.tiers.on_disk import OnDisk
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.disk import Prefixes
 
-# Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies.
-SAVED_BYTES = 1 << 30
+# Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies. A
+# plan hardly evicts more than it computes. What goes to the disk waits in memory until it is written.
+SAVED_BYTES, WRITTEN_BYTES = 8 << 30, 128 << 20
 
 
 class Memory:
@@ -102,19 +103,24 @@ class Memory:
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
             self.tree.sink = self._evicted
-            most = max(1, SAVED_BYTES // geometry.frame_bytes)
+            most = lambda num_bytes: max(1, num_bytes // geometry.frame_bytes)
             if host_frames:
                 self.below = Below(
                     self.tree,
                     number=HOST,
-                    most_frames=most,
+                    most_frames=most(SAVED_BYTES),
                     costs=costs,
                     frame_bytes=geometry.frame_bytes,
                     speeds=speeds,
                 )
             if disk is not None:
                 self.on_disk = OnDisk(
-                    self.tree, geometry, disk, most_frames=most, costs=costs, speeds=speeds
+                    self.tree,
+                    geometry,
+                    disk,
+                    most_frames=most(WRITTEN_BYTES),
+                    costs=costs,
+                    speeds=speeds,
                 )
         self.holds = Holds(self.frames, self.slots, self.tree)
         self.narrowing: Narrowing | None = None
