@@ -36,7 +36,7 @@ from benchmarks.cache.tier_runs import (
 )
 from benchmarks.common import header, measure_or_draw
 from benchmarks.engine.random_models import nemotron_model
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.tiers.open_disk import checksums
 from hybrid_jax.models.initialize import random_params
@@ -156,6 +156,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         settings = EngineConfig(
             max_rows=8,
             max_model_len=SHARED + 256,
+            cache=CacheConfig(loads="always"),
             cache_dir=f"{folder}/large",
             disk_memory=8 << 30,
         )

@@ -33,7 +33,7 @@ from benchmarks.cache.tier_runs import (
 )
 from benchmarks.common import copy_rate, header, measure_or_draw, request, run
 from benchmarks.engine.random_models import nemotron_model
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule.plan import Plan, Transfer
@@ -77,7 +77,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     rounds = 2 if given.smoke else 9
     config = nemotron_model()
     params = random_params(config, 0)
-    settings = EngineConfig(max_rows=8, max_model_len=SHARED + 256)
+    settings = EngineConfig(
+        max_rows=8, max_model_len=SHARED + 256, cache=CacheConfig(loads="always")
+    )
     small = replace(settings, memory=400 << 20, max_model_len=512)
     report: dict[str, Any] = header() | {"model": "nemotron_173m", "dtype": "float32"}
     engine = Engine(config, params, replace(settings, host_memory=2 << 30))
