@@ -590,9 +590,10 @@ class _Loop:
         """Shows which program is compiled, but not in the middle of a line that a stream is writing.
 
         Raises:
-            RuntimeError: the thread is to end, so nothing more should be compiled.
+            RuntimeError: the thread is to end, so nothing more should be compiled for calls. What copies prefixes to
+                the disk is compiled still.
         """
-        if count is not None and self._stopping:
+        if count is not None and self._stopping and self._calls:
             raise RuntimeError(CLOSED)
         if count is None or not any(call.has_shown_text for call in self._calls):
             kept = self.engine.keeps_programs

@@ -309,8 +309,8 @@ class Engine:
         Raises:
             ValueError: the file is damaged, or of another model; or there is no room. OSError: of the system.
         """
-        tree, geometry = self.scheduler.memory.tree, self.geometry
-        if tree is None:
+        geometry = self.geometry
+        if self.scheduler.memory.tree is None:
             raise ValueError("the cache is off; choose a policy for it")
         arrays = read_prefix(file, self.root, geometry).arrays
         tokens = arrays[TOKENS]
@@ -318,6 +318,8 @@ class Engine:
         parcel.write_prefix(geometry, len(tokens), arrays, frames)
         with self._books():
             self._dispatch_next()
+            tree = self.scheduler.memory.tree  # not that of before a failure
+            assert tree is not None, tree
             arrived = arrive(tree, geometry, tokens, frames)
             if arrived is not None:
                 self.runner.write_frames(arrived[1])

@@ -141,6 +141,8 @@ class Admission:
             if hit_len is None:
                 break  # not the next one: small requests would take the memory that a large one waits for
             loaded, where = self._came(sequence, hit_len)
+            if self.memory.on_disk is not None:
+                self.memory.on_disk.seated(sequence, hit_len)
             if sequence.request.is_new:
                 hit, history = sequence.request.hit, self.memory.history
                 hit.num_tokens = hit_len

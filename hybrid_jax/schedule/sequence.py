@@ -82,6 +82,7 @@ class Queued:
         waits_for: the promised node that it waits for.
         num_overtaken: later requests that were admitted while it waited.
         read: what is being read of its prompt from the disk; None for nothing. num_reads: how often it was asked for.
+        above: how many tokens of it the tiers above the disk had when the disk was asked.
         slower: tokens that tiers have and that are computed, because loading them takes longer; by name of the tier.
         came_from: the tier that its prefix was copied from, in words; "" for none.
         came_after: how many tokens of it the arena had before.
@@ -91,6 +92,7 @@ class Queued:
     num_overtaken: int = 0
     read: Read | None = None
     num_reads: int = 0
+    above: int = 0
     slower: dict[str, int] = field(default_factory=dict)
     came_from: str = ""
     came_after: int = 0

@@ -27,6 +27,10 @@ from hybrid_jax.tiers.workers import Workers
 
 LOG = logging.getLogger("hybrid_jax.disk")
 READERS = 2
+USED_S, MOST_USED = (
+    60.0,
+    1 << 16,
+)  # a prefix that is hit above counts as used so often, and so many are known
 WAITING_BYTES = 256 << 20  # of copies that the writer may have before it
 
 
@@ -37,6 +41,7 @@ class DiskCounters:
     Attributes:
         saves, saved_bytes: prefixes and bytes that were written.
         saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
+        saves_slower: prefixes that were not written, because to read them would take longer than to compute them.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
         hit_tokens: how many of these tokens prompts skipped in the end.
@@ -48,6 +53,7 @@ class DiskCounters:
     saves: int = 0
     saved_bytes: int = 0
     saves_dropped: int = 0
+    saves_slower: int = 0
     loads: int = 0
     loaded_bytes: int = 0
     loaded_tokens: int = 0
@@ -158,6 +164,7 @@ class Prefixes:
         self._waiting_bytes = 0
         self._room = threading.Condition()
         self._names_waiting: set[str] = set()
+        self._used: dict[str, float] = {}  # when `use` was last told, by name
 
     def chain(self, tokens: np.ndarray) -> Chain:
         """Names of the prefixes of a prompt."""
@@ -258,6 +265,19 @@ class Prefixes:
             checkpoint_name(chain, position), [pages_name(chain, end) for end in runs]
         )
 
+    def use(self, chain: Chain, position: int) -> None:
+        """Counts a prefix as just used that a tier above has, once in a while."""
+        name, now = checkpoint_name(chain, position), self.folder.now_s()
+        if now - self._used.get(name, -USED_S) >= USED_S:
+            if len(self._used) >= MOST_USED:
+                self._used.clear()
+            self._used[name] = now
+            self._beside(functools.partial(self.touch, chain, position))
+
+    def _beside(self, job: Callable[[], None]) -> None:
+        """Does something that may take time."""
+        job()
+
     # --- loading --------------------------------------------------------------------------------
 
     def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
@@ -307,6 +327,9 @@ class Disk(Prefixes):
         if not self._looking:
             self._looking = True
             self._writer.do(self._look)
+
+    def _beside(self, job: Callable[[], None]) -> None:
+        self._writer.do(job)
 
     def _look(self) -> None:
         try:

@@ -99,9 +99,9 @@ class Parts:
 
     def _newest(self) -> float:
         """A time after that of all that was used before, for a clock may have been set back."""
-        return max(self._now(), self._latest + 2 * _ORDER_S)
+        return max(self.now_s(), self._latest + 2 * _ORDER_S)
 
-    def _now(self) -> float:
+    def now_s(self) -> float:
         """Seconds since 1970."""
         return time.time()
 

@@ -15,6 +15,7 @@ import pytest
 from hybrid_jax import LLM, CacheConfig, SamplingParams
 from hybrid_jax.api.stats import MEANINGS
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.programs.compiling import Compiling
 from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.folder import Folder, files_of
 from tests.imports import ROOT
@@ -312,3 +313,21 @@ class TestOnePrefix:
         with tiny_llm(cache="off", **SMALL) as llm:
             with pytest.raises(ValueError, match="the cache is off"):
                 llm.cache.load(file)
+
+
+def test_a_single_short_request_is_kept_though_its_copies_are_not_compiled_yet(
+    tmp_path, monkeypatch
+):
+    """`close` comes while the engine is about to compile what copies to the disk."""
+    closing, compile_ = threading.Event(), Compiling.next_program
+
+    def slowly(self, program, *rest):
+        if "save_frames" in str(program._name):
+            closing.wait(10)
+        return compile_(self, program, *rest)
+
+    with tiny_llm(cache_dir=tmp_path, **SMALL) as llm:
+        monkeypatch.setattr(Compiling, "next_program", slowly)
+        llm.generate([{"prompt_token_ids": PROMPTS[0]}], GREEDY)
+        threading.Timer(0.3, closing.set).start()
+    assert any(file.path.name.startswith("checkpoint") for file in files_of(tmp_path))

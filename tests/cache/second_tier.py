@@ -20,7 +20,8 @@ def second_tier(arena: Tier, num_frames: int) -> Tier:
 
 def save(tree: RadixTree, node: Node) -> Copy | None:
     """What the arena is about to evict, on its way into the second tier."""
-    return copies.save(tree, node, SECOND)
+    wanted = copies.to_save(tree, node, SECOND)
+    return wanted and copies.copy_of(tree, *wanted, source=ARENA, into=SECOND)
 
 
 def load(tree: RadixTree, tokens: np.ndarray) -> Copy | None:

@@ -262,12 +262,12 @@ def twice() -> list[Request]:
     return make_requests() + make_requests("again")
 
 
-COPIES = (Below.keep, Below.fetch, Below.end_plan, Below.received, copies.copy_of, copies.save)
+COPIES = (Below.keep, Below.fetch, Below.end_plan, Below.received, copies.copy_of, copies.to_save)
 COPIES += (copies.publish, HostFrames.save, HostFrames.load)
 
 
 @pytest.mark.parametrize("function", COPIES, ids=lambda function: function.__qualname__)
-@left_to_all("Below.end_plan", "Below.received", "save", "publish")
+@left_to_all("Below.end_plan", "Below.received", "to_save", "publish")
 def test_an_exception_at_any_line_of_a_copy_loses_and_repeats_nothing(function, monkeypatch):
     engine = make_engine(memory=850_000, host_memory=4 << 20)
     undisturbed = serve(engine, twice())[0]

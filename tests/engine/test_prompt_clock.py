@@ -75,16 +75,28 @@ def test_decode_steps_are_taken_off_once_their_time_is_known(timed):
     assert len(timed.told) == 1
 
 
-@pytest.mark.parametrize("other", ["forks", "saves", "loads", "to_disk", "from_disk"])
-def test_plans_that_do_something_else_tell_nothing(timed, other):
+@pytest.mark.parametrize("other", ["saves", "loads", "to_disk", "from_disk"])
+def test_what_a_plan_copies_counts_as_well(timed, other):
     timed.run(plan_of([(0, 8)], **{other: [object()]}), 1.0)
-    assert timed.told == []
+    assert timed.told == [(COSTS.flops(8), 1.0)]
 
 
-def test_plans_that_are_compiled_or_judge_drafts_tell_nothing(timed):
+def test_plans_that_are_compiled_or_fork_or_judge_drafts_tell_nothing(timed):
     timed.run(plan_of([(0, 8)]), 1.0, compiles=True)
-    timed.run(plan_of([(0, 8)], window=4), 1.0)
+    timed.run(plan_of([(0, 8)], forks=[object()]), 1.0)
+    timed.run(plan_of([(0, 8)], steps=2, window=4), 1.0)
     assert timed.told == []
+    timed.run(plan_of([(0, 8)], window=4), 1.0)  # no row decodes in it
+    assert len(timed.told) == 1
+
+
+def test_steps_of_rows_that_have_stopped_are_not_counted(timed):
+    timed.run(plan_of(steps=8), 4.0)
+    stopped = plan_of()
+    stopped.decode = [SimpleNamespace(new_tokens=[])]
+    timed.run(stopped, 100.0)
+    timed.run(plan_of([(0, 8)], steps=4), 5.0)
+    assert timed.told == [(COSTS.flops(8), 3.0)]
 
 
 def test_after_a_failure_it_starts_over(timed):
@@ -127,5 +139,6 @@ def test_an_engine_measures_prompts_and_copies(monkeypatch):
     assert loads > 2 and len(told["loaded"]) == 1 + (loads - 2) // 64
     [(tier, num_bytes, seconds), *_] = told["loaded"]
     assert tier == "the host's memory" and num_bytes % engine.geometry.frame_bytes == 0 < seconds
-    assert len(told["computed"]) > 10 and all(seconds > 0 for _, seconds in told["computed"])
+    # Most of them while the arena is full, where each plan copies something.
+    assert len(told["computed"]) > len(prompts) and all(s > 0 for _, s in told["computed"])
     engine.close()

@@ -17,6 +17,7 @@ class SimulatedSave:
     name: str
     position: int
     places: list
+    ends: tuple = ()
 
     @property
     def names(self):
@@ -86,6 +87,9 @@ class SimulatedDisk:
             del self.entries[chain.name(position)]
         frames = Frames({place: pages[place] for place in places}, states or None)
         return SimulatedRead(position, frames, failed, left=self.rng.randint(0, self.slow))
+
+    def use(self, chain, position):
+        pass
 
     def wait_for_room(self, timeout):
         self.has_room = True

@@ -26,16 +26,16 @@ def test_a_rate_forgets_slowly():
 
 
 def test_whatever_is_not_known_is_loaded():
-    assert Speeds().saves_time(DISK, 1e9, flops=1.0)
-    assert Speeds(prompts=Rate(1e12, 1.0)).saves_time(HOSTS_MEMORY, 1e9, flops=1.0)
-    assert Speeds(tiers={DISK: Rate(1.0, 1.0)}).saves_time(DISK, 1e9, flops=1.0)
+    assert Speeds().choose(DISK, 1e9, flops=1.0)
+    assert Speeds(prompts=Rate(1e12, 1.0)).choose(HOSTS_MEMORY, 1e9, flops=1.0)
+    assert Speeds(tiers={DISK: Rate(1.0, 1.0)}).choose(DISK, 1e9, flops=1.0)
     slow = Speeds(prompts=Rate(1.0, 1.0), tiers={DISK: Rate(1.0, 1.0)})
-    assert not slow.saves_time(DISK, 2, flops=1.0) and slow.saves_time(HOSTS_MEMORY, 2, flops=1.0)
+    assert not slow.choose(DISK, 2, flops=1.0) and slow.choose(HOSTS_MEMORY, 2, flops=1.0)
 
 
 def test_one_of_many_slow_loads_is_tried_and_may_change_the_verdict():
     speeds = Speeds(prompts=Rate(1.0, 1.0), tiers={HOSTS_MEMORY: Rate(1.0, 1.0)})
-    found = [speeds.saves_time(HOSTS_MEMORY, 2, flops=1.0) for _ in range(3 * TRIAL)]
+    found = [speeds.choose(HOSTS_MEMORY, 2, flops=1.0) for _ in range(3 * TRIAL)]
     assert [number for number, loads in enumerate(found, 1) if loads] == [
         TRIAL,
         2 * TRIAL,
@@ -43,15 +43,15 @@ def test_one_of_many_slow_loads_is_tried_and_may_change_the_verdict():
     ]
     assert speeds.take_due() and not speeds.take_due()
     speeds.loaded(HOSTS_MEMORY, 100.0, 1.0)
-    assert speeds.saves_time(HOSTS_MEMORY, 2, flops=1.0)
+    assert speeds.choose(HOSTS_MEMORY, 2, flops=1.0)
 
 
 def test_a_copy_from_the_hosts_memory_is_timed_now_and_then_but_not_the_first():
     speeds, due = Speeds(), []
     for _ in range(2 * TIMED + 2):
-        speeds.saves_time(DISK, 1, flops=1.0)
+        speeds.choose(DISK, 1, flops=1.0)
         assert not speeds.take_due()
-        speeds.saves_time(HOSTS_MEMORY, 1, flops=1.0)
+        speeds.choose(HOSTS_MEMORY, 1, flops=1.0)
         due.append(speeds.take_due())
     assert [number for number, timed in enumerate(due, 1) if timed] == [2, 2 + TIMED, 2 + 2 * TIMED]
 

@@ -133,6 +133,8 @@ def room_for(
         frames.retain(shared)
         undo.append(lambda: frames.release(shared))
         room = num_frames + num_slots * slots.lengths[form]
+        if room + len(shared) > frames.num_frames - 1:  # whatever is evicted
+            raise OutOfFrames(f"{tier.number}: has {frames.num_frames - 1} frames")
         if not tree.make_room(room, num_slots, tier=into):
             raise OutOfFrames(f"{tier.number}: needs {room} frames")
         target = frames.allocate(num_frames)
@@ -157,21 +159,21 @@ def room_for(
     )
 
 
-def save(tree: RadixTree, node: Node, into: int) -> Copy | None:
-    """What the arena is about to evict, on its way into another tier; None if it is there, or has no room."""
+def to_save(tree: RadixTree, node: Node, into: int) -> tuple[Node, int] | None:
+    """What another tier lacks of what the arena is about to evict: where it ends, and its tokens; None for nothing."""
     if tree.needs_slots:  # then the entry is the checkpoint at the node's end
         resumes = [
             node.has_checkpoint(tier) and tree.readable(node, tier) for tier in (ARENA, into)
         ]
         if resumes != [True, False]:
             return None
-        return copy_of(tree, node, node.end, source=ARENA, into=into)
+        return node, node.end
     tokens = np.concatenate([part.tokens for part in node.path()])
     found = tree.match(tokens, least=0).found
     here = found[ARENA]
     if found[into].hit_len >= here.hit_len:
         return None
-    return copy_of(tree, here.node, here.hit_len, source=ARENA, into=into)
+    return here.node, here.hit_len
 
 
 def take_over(tree: RadixTree, before: RadixTree, tier: int) -> None:

@@ -15,7 +15,8 @@ CLEAR = 0.2  # a plan with decode steps tells something if at least such a part 
 class PromptClock:
     """Times plans, from their dispatch, or from the results before them if these came later, to their own results.
 
-    What a plan's decode steps take, as plans of nothing else have shown, is taken off.
+    What a plan's decode steps take, as plans of nothing else have shown, is taken off. What it copies counts as well:
+    that is little beside what it computes, and a full cache has hardly a plan that copies nothing.
 
     Args:
         speeds: are told; None to time nothing. costs: of the model.
@@ -31,8 +32,8 @@ class PromptClock:
 
     def dispatches(self, plan: Plan, *, compiles: bool) -> None:
         """A plan is about to be dispatched, and perhaps compiled first."""
-        others = plan.forks, plan.saves, plan.loads, plan.to_disk, plan.from_disk, plan.window > 1
-        tells = self._speeds is not None and not (compiles or any(others))
+        drafts = bool(plan.decode) and plan.window > 1
+        tells = self._speeds is not None and not (compiles or plan.forks or drafts)
         self._begun.append(time.perf_counter() if tells else None)
 
     def received(self, plan: Plan) -> None:
@@ -45,7 +46,8 @@ class PromptClock:
     def _take_in(self, plan: Plan, seconds: float) -> None:
         num_steps = max((len(row.new_tokens) for row in plan.decode), default=0)
         if not plan.prefill:
-            self._steps.add(num_steps, seconds)
+            if num_steps:
+                self._steps.add(num_steps, seconds)
             return
         of_steps = self._steps.seconds_of(num_steps) if num_steps else 0.0
         if (

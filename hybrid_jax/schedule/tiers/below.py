@@ -21,8 +21,8 @@ from hybrid_jax.cache.tree.copies import (
     give_up,
     pools_of,
     publish,
-    save,
     shared_pages,
+    to_save,
 )
 from hybrid_jax.cache.tree.node import ARENA, HOSTS_MEMORY, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -40,7 +40,7 @@ class TierCounters:
 
     Attributes:
         saves, saved_frames: prefixes that went down, and the frames copied for them.
-        saves_dropped: those that were too much for one plan to copy.
+        saves_dropped: those that were too much for one plan to copy. saves_without_room: those that did not fit there.
         loads, loaded_frames, loaded_tokens: prefixes that came up, the frames copied for them, and the tokens that the
             arena did not have.
         hit_tokens: how many of these tokens prompts skipped in the end.
@@ -51,6 +51,7 @@ class TierCounters:
     saves: int = 0
     saved_frames: int = 0
     saves_dropped: int = 0
+    saves_without_room: int = 0
     loads: int = 0
     loaded_frames: int = 0
     loaded_tokens: int = 0
@@ -98,13 +99,18 @@ class Below:
         """Is told of each eviction, while all of it is in place."""
         if tier != ARENA:
             return
+        wanted = to_save(tree, node, self.number)
+        if wanted is None:
+            return
         if self._saved_frames >= self._most_frames:
             self.counters.saves_dropped += 1
             return
-        copy = save(tree, node, self.number)
-        if copy is not None:
-            self.saves.append(copy)
-            self._saved_frames += len(copy.source)
+        copy = copy_of(tree, *wanted, source=ARENA, into=self.number)
+        if copy is None:
+            self.counters.saves_without_room += 1
+            return
+        self.saves.append(copy)
+        self._saved_frames += len(copy.source)
 
     def fetch(self, queued: Queued, match: Match) -> bool:
         """Has the plan that is being made load what the tier has of a prompt beyond the arena's hit.
@@ -120,6 +126,8 @@ class Below:
         """
         hit, tree, counters = match.found[self.number], self._tree, self.counters
         if hit.hit_len <= match.hit_len:
+            return False
+        if queued.slower.get(HOSTS_MEMORY) == hit.hit_len:
             return False
         if not self._saves_time(match):
             counters.loads_slower += HOSTS_MEMORY not in queued.slower
@@ -155,7 +163,7 @@ class Below:
                 pools_of(tree.tiers[self.number])[1].frames(hit.node.slots[self.number])
             )
         flops = self._costs.flops(length, start=match.hit_len)
-        return self._speeds.saves_time(HOSTS_MEMORY, num_frames * self._frame_bytes, flops)
+        return self._speeds.choose(HOSTS_MEMORY, num_frames * self._frame_bytes, flops)
 
     def end_plan(self, plan: Plan) -> None:
         """Tells a plan that is made what it copies."""

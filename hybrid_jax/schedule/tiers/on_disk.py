@@ -25,6 +25,7 @@ from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wan
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.chain import Chain
 from hybrid_jax.tiers.disk import Prefixes, Read
+from hybrid_jax.tiers.parcel import FramePlace
 
 MOST_READS = 4  # prefixes that are being read, or lie in the host's memory until their prompts run
 MOST_TRIES = 3  # of a prompt, when files are damaged or what was there above is gone
@@ -72,7 +73,9 @@ class OnDisk:
         self._loads: list[Incoming] = []
         self._names: set[str] = set()  # that the plan that is being made will write
         self._pinned: list[Node] = []
+        self._wanted_later: list[np.ndarray] = []  # after the plan that is being made
         self._reads: list[Read] = []
+        self._without_room: set[Read] = set()  # of these
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -81,20 +84,49 @@ class OnDisk:
         self._unsettled.setdefault(sequence, []).append(tokens)
 
     def settle(self, sequence: Sequence) -> None:
-        """Has what a sequence has computed written, if its numbers are known to be finite by now."""
-        known = bool(sequence.request.output.token_ids)  # what is not finite gives no token
-        if known and not sequence.in_flight.damaged:
-            for tokens in self._unsettled.pop(sequence, ()):
+        """Has what a sequence has computed written, if its numbers are known to be finite by now.
+
+        They are once a token was drawn from what comes after them: what is not finite gives no token.
+        """
+        noted = self._unsettled.pop(sequence, [])
+        if sequence.in_flight.damaged:
+            return
+        drawn = len(sequence.tokens)
+        for tokens in noted:
+            if drawn > max(len(tokens), sequence.goal):
                 self._want(tokens)
-        elif sequence.in_flight.damaged or sequence.phase is Phase.DONE:
-            self._unsettled.pop(sequence, None)
+        rest = [tokens for tokens in noted if drawn <= max(len(tokens), sequence.goal)]
+        if rest and sequence.phase is not Phase.DONE:
+            self._unsettled[sequence] = rest
+
+    def seated(self, sequence: Sequence, hit_len: int) -> None:
+        """A waiting sequence goes on after so many tokens of its prompt, which the arena has.
+
+        They count as used on disk. If they are not there, perhaps because others took their place, a later plan writes
+        them again.
+        """
+        self.forget(sequence)
+        if not hit_len or not self.disk.writing:
+            return
+        tokens = sequence.prompt[:hit_len]
+        chain = self.disk.chain(tokens)
+        save = self.disk.wants(chain, hit_len)
+        if save is not None and (self._tree.needs_slots or save.ends):
+            self._wanted_later.append(tokens)
+        else:
+            self.disk.use(chain, hit_len)
 
     def _want(self, tokens: np.ndarray) -> None:
         if not self.disk.writing:
             return
-        chain = self.disk.chain(tokens)
+        chain, length = self.disk.chain(tokens), len(tokens)
+        if self._speeds is not None:
+            num_bytes, flops = self._costs.prefix_bytes(length), self._costs.flops(length)
+            if not self._speeds.is_sooner(DISK, num_bytes, flops):
+                self.disk.counters.saves_slower += 1
+                return
         if len(self._waiting) < MOST_WAITING:
-            self._waiting[chain.name(len(tokens))] = chain, tokens
+            self._waiting[chain.name(length)] = chain, tokens
         else:
             self.disk.counters.saves_dropped += 1
 
@@ -138,61 +170,74 @@ class OnDisk:
         Args:
             match: its look-up.
         """
-        queued = sequence.queued
-        if queued.read is None and queued.num_reads < MOST_TRIES:
+        queued, above = sequence.queued, max(found.hit_len for found in match.found)
+        if above < queued.above:  # tiers above have given something away while it waited
+            queued.num_reads = 0
+        queued.above = above
+        if queued.read is None:
+            if queued.num_reads >= MOST_TRIES:
+                return Fetched.NOTHING
+            found = self._look(queued, sequence.looked_up, above)
+            if found is None:
+                queued.num_reads = MOST_TRIES
+                return Fetched.NOTHING
             if len(self._reads) >= MOST_READS:
                 return Fetched.READING
             queued.num_reads += 1
-            queued.read = self._begin(queued, sequence.looked_up, match)
-            if queued.read is None:
-                queued.num_reads = MOST_TRIES
-            else:
-                self._reads.append(queued.read)
+            queued.read = self.disk.read(*found)
+            self._reads.append(queued.read)
         read = queued.read
-        if read is None:
-            return Fetched.NOTHING
         if not read.done:
             return Fetched.READING
-        queued.read = None
-        self._reads.remove(read)
-        if read.failed:
+        tokens = sequence.looked_up[: read.position]
+        missing = self._missing(tokens)
+        if read.failed or not set(missing) <= set(read.frames.pages):
+            self.forget(sequence)
             return self.fetch(sequence, match)
-        if self._speeds is not None:
+        if self._speeds is not None and read not in self._without_room:
             self._speeds.loaded(DISK, read.num_bytes, read.seconds)
+        if match.hit_len < read.position and not self._arrive(read, tokens, match):
+            self.disk.counters.loads_without_room += read not in self._without_room
+            self._without_room.add(read)  # until there is room, or the prompt begins without it
+            return Fetched.NO_ROOM
         queued.num_reads = MOST_TRIES
-        return self._arrive(read, sequence.looked_up[: read.position], match)
+        self.forget(sequence)
+        return Fetched.LOADED if match.hit_len < read.position else Fetched.NOTHING
 
-    def _begin(self, queued: Queued, prompt: np.ndarray, match: Match) -> Read | None:
+    def _look(
+        self, queued: Queued, prompt: np.ndarray, above: int
+    ) -> tuple[Chain, int, list[FramePlace]] | None:
+        """What is to be read for a prompt, of which the tiers above have so many tokens; None for nothing."""
         chain, tree = self.disk.chain(prompt), self._tree
-        above = max(found.hit_len for found in match.found)
         held = whole_pages(tree, prompt, ARENA)[1] * self._geometry.page_tokens
         position = self.disk.find(chain, above, len(prompt) - 1, held=held)
-        if not position:
+        if not position or queued.slower.get(DISK) == position:
             return None
-        wanted = wanted_frames(self._geometry, position)
-        _, missing = shared_pages(tree, prompt[:position], wanted, ARENA)
-        if not self._saves_time(position, above, int(np.count_nonzero(missing))):
+        missing = self._missing(prompt[:position])
+        if not self._chooses(position, above, len(missing)):
             self.disk.counters.loads_slower += 1
             queued.slower[DISK] = position
             return None
-        return self.disk.read(chain, position, places_in(missing))
+        return chain, position, missing
 
-    def _saves_time(self, position: int, above: int, num_frames: int) -> bool:
+    def _missing(self, tokens: np.ndarray) -> list[FramePlace]:
+        """The places of frames of pages that the arena lacks of a prefix."""
+        wanted = wanted_frames(self._geometry, len(tokens))
+        return places_in(shared_pages(self._tree, tokens, wanted, ARENA)[1])
+
+    def _chooses(self, position: int, above: int, num_frames: int) -> bool:
         if self._speeds is None:
             return True
         geometry = self._geometry
         num_bytes = num_frames * geometry.frame_bytes + cached_checkpoint_bytes(geometry)
-        return self._speeds.saves_time(DISK, num_bytes, self._costs.flops(position, start=above))
+        return self._speeds.choose(DISK, num_bytes, self._costs.flops(position, start=above))
 
-    def _arrive(self, read: Read, tokens: np.ndarray, match: Match) -> Fetched:
-        """Has the plan that is being made copy what was read into the arena."""
+    def _arrive(self, read: Read, tokens: np.ndarray, match: Match) -> bool:
+        """Has the plan that is being made copy what was read into the arena; False if there is no room."""
         tree, counters = self._tree, self.disk.counters
-        if match.hit_len >= read.position:
-            return Fetched.NOTHING
         arrived = arrive(tree, self._geometry, tokens, read.frames)
         if arrived is None:
-            counters.loads_without_room += 1
-            return Fetched.NO_ROOM
+            return False
         node, come = arrived
         tree.pin(node)
         self._pinned.append(node)
@@ -200,7 +245,7 @@ class OnDisk:
         counters.loads += 1
         counters.loaded_bytes += read.num_bytes
         counters.loaded_tokens += read.position - match.hit_len
-        return Fetched.LOADED
+        return True
 
     # --- around plans ---------------------------------------------------------------------------
 
@@ -217,6 +262,9 @@ class OnDisk:
         plan.to_disk, plan.from_disk = self._saves, self._loads
         self._saves, self._loads, self._pinned, self._names = [], [], [], set()
         self._saved_frames = 0
+        for tokens in self._wanted_later:
+            self._want(tokens)
+        self._wanted_later = []
 
     def _written(self, plan: Plan) -> Iterator[np.ndarray]:
         """Frames of the cache that a plan writes after its copies: what it loads, and what its chunks publish."""
@@ -265,11 +313,13 @@ class OnDisk:
         """A waiting sequence asks for nothing any more."""
         if sequence.queued.read is not None:
             self._reads.remove(sequence.queued.read)
+            self._without_room.discard(sequence.queued.read)
             sequence.queued.read = None
 
     def forget_all(self) -> None:
         """Writes nothing of what waits, because the tree is about to forget everything."""
         self._unsettled.clear()
+        self._wanted_later.clear()
         self._waiting.clear()
 
     # --- looking at it ----------------------------------------------------------------------------

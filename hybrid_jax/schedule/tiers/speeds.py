@@ -48,7 +48,7 @@ class Speeds:
 
     Example:
         >>> speeds = Speeds(prompts=Rate(100.0, 1.0), tiers={DISK: Rate(10.0, 1.0)})
-        >>> speeds.saves_time(DISK, 20, flops=300), speeds.saves_time(DISK, 20, flops=100)
+        >>> speeds.is_sooner(DISK, 20, flops=300), speeds.is_sooner(DISK, 20, flops=100)
         (True, False)
     """
 
@@ -68,21 +68,22 @@ class Speeds:
         """Some bytes came from a tier in so many seconds."""
         self._tiers[tier].add(num_bytes, seconds)
 
-    def saves_time(self, tier: str, num_bytes: float, flops: float) -> bool:
-        """Whether a prefix is to be loaded.
+    def is_sooner(self, tier: str, num_bytes: float, flops: float) -> bool:
+        """Whether a prefix comes sooner from a tier than it is computed; it does where a speed is not known.
 
         Args:
             num_bytes: that are copied for it. flops: that it spares.
         """
-        loading, computing = (
-            self._tiers[tier].seconds_of(num_bytes),
-            self._prompts.seconds_of(flops),
-        )
-        tried = False
-        if loading is not None and computing is not None and loading >= computing:
+        loading = self._tiers[tier].seconds_of(num_bytes)
+        computing = self._prompts.seconds_of(flops)
+        return loading is None or computing is None or loading < computing
+
+    def choose(self, tier: str, num_bytes: float, flops: float) -> bool:
+        """Whether a prefix is to be loaded; to be asked once for each. The arguments are those of `is_sooner`."""
+        tried = not self.is_sooner(tier, num_bytes, flops)
+        if tried:
             self._refused[tier] += 1
-            tried = self._refused[tier] % TRIAL == 0
-            if not tried:
+            if self._refused[tier] % TRIAL:
                 return False
         self._loads[tier] += 1
         # The first load may compile programs, so it tells nothing.

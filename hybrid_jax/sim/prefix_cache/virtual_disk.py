@@ -53,7 +53,7 @@ class VirtualFolder(Parts):
         self._add(name, num_bytes)
         return num_bytes
 
-    def _now(self) -> float:
+    def now_s(self) -> float:
         return self.now
 
     def _use(self, name: str, when: float) -> None:
