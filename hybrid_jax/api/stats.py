@@ -99,7 +99,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "disk_bytes": "bytes of all files there, now",
         "disk_saves": "prefixes that were written",
         "disk_saved_bytes": "bytes written for them; what prefixes share is written once",
-        "disk_saves_dropped": "prefixes that were not written, because they were evicted first or there were too many",
+        "disk_saves_dropped": "prefixes not written: evicted first, too many at once, or their copies failed",
         "disk_saves_slower": "prefixes that were not written, because to compute them takes less time",
         "disk_loads": "prefixes that were read because a prompt went on from them",
         "disk_loaded_bytes": "bytes read for them",
