@@ -20,12 +20,21 @@ from typing import NamedTuple
 
 from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.tiers.parcel import Pieces
-from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, part_bytes, read_part, write_part
+from hybrid_jax.tiers.part_file import (
+    NEW,
+    VERSION,
+    Damaged,
+    Part,
+    part_bytes,
+    read_part,
+    replacing,
+    write_part,
+)
 
 ABOUT = "hybrid_jax_cache.json"
 ABOUT_ROOT = "about.json"
 ENDING = ".safetensors"
-PAGES, CHECKPOINT, NEW = "pages-", "checkpoint-", ".new"
+PAGES, CHECKPOINT = "pages-", "checkpoint-"
 OLD_S = 3600.0  # what a process that ended left half written may go after so long
 DEFAULT_BYTES = 20 << 30
 SPARE = 0.05  # when files go, so much more than is needed goes
@@ -321,9 +330,8 @@ def remove_oldest(
 
 
 def _write_json(file: Path, value: object) -> None:
-    beside = file.with_name(f".{file.name}.{os.getpid()}{NEW}")
-    beside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, file)
+    with replacing(file) as opened:
+        opened.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def default_limit(path: Path) -> int:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from hybrid_jax.tiers.parcel import Pieces, Shape
 
 VERSION = 1
+NEW = ".new"  # how the names of files end that are being written
 _BEGIN = b'{"__metadata__":{"crc32":"'
 _CRC = slice(8 + len(_BEGIN), 8 + len(_BEGIN) + 8)
 _NAMES = {"uint32": "U32", "uint16": "U16", "float32": "F32", "int32": "I32", "int8": "I8"}
@@ -54,17 +58,31 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces
     for part in data:
         crc = zlib.crc32(part, crc)
     head[_CRC] = b"%08x" % crc
-    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
+    with replacing(file) as opened:
+        opened.write(head)
+        for part in data:
+            opened.write(part)
+    return len(head) + sum(part.nbytes for part in data)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A new file beside another, which takes its place once it is written.
+
+    Several may write the same file at once, for the name of each new one is drawn. Process ids would not do: containers
+    that share a folder may have the same one.
+
+    Raises:
+        OSError: of the system; then the new file is removed.
+    """
+    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}{NEW}")
     try:
         with beside.open("wb") as opened:
-            opened.write(head)
-            for part in data:
-                opened.write(part)
+            yield opened
         os.replace(beside, file)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    return len(head) + sum(part.nbytes for part in data)
 
 
 def part_bytes(marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:

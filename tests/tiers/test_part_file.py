@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,3 +139,20 @@ def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_part(file, MARKS, whole({"pages.0": np.zeros(9, np.uint32)}))
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+def test_many_may_write_one_file_at_once(file):
+    """Threads have one process id, as containers on one volume may have."""
+    threads, begin = 8, threading.Barrier(8)
+
+    def write_and_read(number: int) -> None:
+        own = whole({"pages.0": np.full(5000, number, np.uint32)})
+        begin.wait(30)
+        for _ in range(40):
+            write_part(file, {"number": str(number)}, own)
+            part = read_part(file)
+            assert (part.arrays["pages.0"] == int(part.marks["number"])).all()
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write_and_read, range(threads)))
+    assert list(file.parent.iterdir()) == [file]
