@@ -148,21 +148,26 @@ class Folder(Parts):
         self, path: Path, root: str, *, limit: int | None, about: Mapping[str, str]
     ) -> None:
         super().__init__(root, limit)
-        self.path, self._own = path, path / root
+        self.path, self._own, self._about = path, path / root, dict(about)
         self._seen: dict[str, int] = {}  # when each root's folder had changed at the last scan
         self._next_look = 0.0
         try:
             check_form(path)
-            self._own.mkdir(parents=True, exist_ok=True)
-            if not (path / ABOUT).exists():
-                _write_json(path / ABOUT, {"version": VERSION})
-            _write_json(self._own / ABOUT_ROOT, dict(about))
+            self._make()
             self.scan()
         except OSError as error:
             raise CacheFolderError(
                 f"{path} cannot be used ({error.strerror or error}); give a folder that may be "
                 "written"
             ) from error
+
+    def _make(self) -> None:
+        """Makes what is not there. The mark comes before all else, so that nobody takes the folder for another's."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / ABOUT).exists():
+            _write_json(self.path / ABOUT, {"version": VERSION})
+        self._own.mkdir(exist_ok=True)
+        _write_json(self._own / ABOUT_ROOT, self._about)
 
     # --- what there is --------------------------------------------------------------------------
 
@@ -251,11 +256,13 @@ def check_form(path: Path) -> None:
         raise CacheFolderError(f"{path} is a file; give a folder")
     about = path / ABOUT
     if not about.exists():
-        if any(path.iterdir()):
+        others = [x for x in path.iterdir() if not x.name.startswith(f".{ABOUT}.")]
+        if not others:
+            return
+        if not about.exists():  # otherwise an engine has made it just now
             raise CacheFolderError(
                 f"{path} has other files in it, and no {ABOUT}; give an empty or a new folder"
             )
-        return
     try:
         version = json.loads(about.read_text(encoding="utf-8"))["version"]
     except (ValueError, KeyError, TypeError) as error:

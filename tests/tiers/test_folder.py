@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -92,6 +94,36 @@ class TestFiles:
         monkeypatch.setattr(two, "_next_look", 0.0)
         two.look_again()
         assert name_of(1) in two
+
+    def test_many_may_make_one_folder_at_once(self, tmp_path):
+        begin = threading.Barrier(8)
+
+        def use(number: int) -> int:
+            begin.wait(30)
+            for turn in range(10):
+                folder = open_folder(tmp_path / f"{turn}", (ROOT, OTHER)[number % 2])
+                folder.write(name_of(number), {}, PART)
+            return folder.num_files
+
+        with ThreadPoolExecutor(8) as pool:
+            assert min(pool.map(use, range(8))) > 0
+        for turn in range(10):
+            assert len(list(files_of(tmp_path / f"{turn}"))) == 8
+            assert not [*(tmp_path / f"{turn}").rglob("*.new")]
+
+    def test_a_folder_that_another_one_is_making_is_no_strangers(self, tmp_path, monkeypatch):
+        """Nor is one of a process that was killed while it made it."""
+        path, replace, looks = tmp_path / "cache", os.replace, []
+
+        def look_and_replace(source, target) -> None:
+            looks.append([file.name for file in path.iterdir()])
+            module.check_form(path)
+            replace(source, target)
+            module.check_form(path)
+
+        monkeypatch.setattr(module.os, "replace", look_and_replace)
+        open_folder(path)
+        assert len(looks) == 2 and looks[0][0].startswith(".") and len(looks[0]) == 1
 
     @pytest.mark.parametrize("what", ["damaged", "renamed", "other root", "other mark", "gone"])
     def test_a_part_that_is_not_what_it_should_be_is_a_miss(self, tmp_path, what):
