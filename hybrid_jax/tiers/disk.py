@@ -36,7 +36,7 @@ class DiskCounters:
 
     Attributes:
         saves, saved_bytes: prefixes and bytes that were written.
-        saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
+        saves_dropped: prefixes that were evicted, or came too fast, before they were copied, or whose copies failed.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
         hit_tokens: how many of these tokens prompts skipped in the end.
@@ -324,9 +324,12 @@ class Disk(Prefixes):
             try:
                 if self.writing:
                     self._write(save, copies)
-            except Exception as error:  # the engine goes on without
+            except OSError as error:  # the engine goes on without
                 self.writing = False
                 LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
+            except Exception as error:  # such as that of a step that failed, raised by its copies
+                self.counters.saves_dropped += 1
+                LOG.info("a prefix of %d tokens is not written: %r", save.position, error)
             finally:
                 self._handed_over(save, num_bytes)
 

@@ -188,12 +188,18 @@ class Folder(Parts):
             self.scan()
 
     def _changes(self) -> dict[str, int]:
-        return {entry.name: entry.stat().st_mtime_ns for entry in _entries(self.path)}
+        found = {}
+        for entry in _entries(self.path):
+            with suppress(FileNotFoundError):  # somebody has removed it just now
+                found[entry.name] = entry.stat().st_mtime_ns
+        return found
 
     # --- reading and writing --------------------------------------------------------------------
 
     def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
         """Writes a part, for which others go if the folder is full; returns its bytes, 0 if it is there already.
+
+        A folder that somebody has removed is made again.
 
         Raises:
             OSError: of the system.
@@ -202,8 +208,14 @@ class Folder(Parts):
             return 0
         marks = {"root": self.root, "name": name, **marks}
         self.make_room(part_bytes(marks, arrays))
-        written = write_part(self._own / name, marks, arrays)
-        self._add(name, written)
+        try:
+            written = write_part(self._own / name, marks, arrays)
+        except FileNotFoundError:  # somebody has removed the folder
+            self._make()
+            written = write_part(self._own / name, marks, arrays)
+            self.scan()
+        else:
+            self._add(name, written)
         return written
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
