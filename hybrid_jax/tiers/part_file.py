@@ -115,11 +115,11 @@ def read_part(file: Path) -> Part:
     Raises:
         Damaged: a byte is not as it was written, or the file is another one. OSError: of the system.
     """
-    data = np.fromfile(file, np.uint8)
+    data = _bytes_of(file)
     head = data[: _CRC.stop].tobytes()
     if head[8 : _CRC.start] != _BEGIN:
         raise Damaged(f"{file} is not a part of a cache, or its beginning is damaged")
-    crc = zlib.crc32(data[_CRC.stop :], zlib.crc32(head[: _CRC.start] + b"0" * 8))
+    crc = zlib.crc32(data[_CRC.stop :].data, zlib.crc32(head[: _CRC.start] + b"0" * 8))
     if head[_CRC] != b"%08x" % crc:
         raise Damaged(
             f"{file} is damaged: its checksum is {crc:08x}, not {head[_CRC].decode(errors='replace')}"
@@ -136,6 +136,16 @@ def read_part(file: Path) -> Part:
     if version != VERSION:
         raise Damaged(f"{file} has version {version} of the form, and {VERSION} is read")
     return Part(marks=marks, arrays=arrays)
+
+
+def _bytes_of(file: Path) -> np.ndarray:
+    """uint8[bytes of a file]. `np.fromfile` says nothing of an error of the disk."""
+    with file.open("rb", buffering=0) as opened:
+        data: np.ndarray = np.empty(os.fstat(opened.fileno()).st_size, np.uint8)
+        done = 0
+        while done < data.size and (more := opened.readinto(data[done:].data)):
+            done += more
+    return data[:done]
 
 
 def _array(data: np.ndarray, entry: dict) -> np.ndarray:

@@ -352,7 +352,7 @@ CALLS = {
     "unlink": (Path, "unlink"),
     "utime": (os, "utime"),
     "scandir": (os, "scandir"),
-    "read": (np, "fromfile"),
+    "read": (part_file, "_bytes_of"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import threading
@@ -139,6 +140,33 @@ def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_part(file, MARKS, whole({"pages.0": np.zeros(9, np.uint32)}))
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+class Unreadable(io.FileIO):
+    """A file on a disk that fails after a hundred bytes."""
+
+    def readinto(self, buffer, /):
+        if self.tell():
+            raise OSError(5, "Input/output error")
+        return super().readinto(memoryview(buffer)[:100])
+
+
+def test_an_error_of_the_disk_is_no_damage(file, monkeypatch):
+    monkeypatch.setattr(part_file.Path, "open", lambda path, *mode, **options: Unreadable(path))
+    with pytest.raises(OSError, match="Input/output error"):
+        read_part(file)
+
+
+def test_a_system_that_reads_little_at_a_time(file, monkeypatch):
+    """Linux reads at most 2 GiB at once."""
+
+    class Slow(io.FileIO):
+        def readinto(self, buffer, /):
+            return super().readinto(memoryview(buffer)[:100])
+
+    monkeypatch.setattr(part_file.Path, "open", lambda path, *mode, **options: Slow(path))
+    found = read_part(file).arrays
+    assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
 
 
 def test_many_may_write_one_file_at_once(file):
