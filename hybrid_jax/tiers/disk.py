@@ -86,7 +86,8 @@ class Read:
     Attributes:
         position: tokens of it.
         frames: those that were wanted, filled once it is done.
-        num_bytes: that were read. seconds: that it took.
+        num_bytes: that were read.
+        seconds: that it took since a thread took up the first part of it; waiting behind other reads does not count.
         failed: it could not be read.
         told: its reader knows that it is done, and may go on.
     """
@@ -100,7 +101,7 @@ class Read:
     _done: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts_left: int = 0
-    _began: float = field(default_factory=time.perf_counter)
+    _began: float | None = None
 
     @property
     def done(self) -> bool:
@@ -116,6 +117,12 @@ class Read:
         self._parts_left = num_parts
         if not num_parts:
             self._done.set()
+
+    def part_begins(self) -> None:
+        """A thread takes up a part."""
+        with self._lock:
+            if self._began is None:
+                self._began = time.perf_counter()
 
     def add(self, num_bytes: int) -> None:
         """So many more bytes were read."""
@@ -136,7 +143,8 @@ class Read:
 
     def finish(self) -> None:
         """All parts are done."""
-        self.seconds = time.perf_counter() - self._began
+        if self._began is not None:
+            self.seconds = time.perf_counter() - self._began
         self._done.set()
 
 
@@ -370,6 +378,7 @@ class Disk(Prefixes):
 
     def _watched(self, found: Read, chain: Chain, part: Callable[[], None]) -> None:
         """Reads a part of a prefix; whatever goes wrong, the prefix is a miss."""
+        found.part_begins()
         try:
             if not found.failed:
                 part()

@@ -142,6 +142,30 @@ def test_only_the_pages_that_are_wanted_are_read(tmp_path):
     assert np.array_equal(read.frames.at(9, 0), whole.at(9, 0))
 
 
+def test_the_time_of_a_read_begins_with_its_first_part(tmp_path, monkeypatch):
+    """It is the disk's speed, so what a prefix waits behind others does not count."""
+    disk = open_disk(tmp_path)
+    for seed in (1, 2):
+        save(disk, prompt(seed), 608)
+    disk.flush()
+    clock, gate, part_of = [0.0], threading.Semaphore(0), disk.folder.read
+    monkeypatch.setattr(disk, "_readers", module.Workers("reader", 1))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+
+    def in_a_second(*args):
+        assert gate.acquire(timeout=30)
+        clock[0] += 1.0
+        return part_of(*args)
+
+    monkeypatch.setattr(disk.folder, "read", in_a_second)
+    places = places_in(wanted_frames(disk.geometry, 608))
+    first, second = (disk.read(disk.chain(prompt(seed)), 608, places) for seed in (1, 2))
+    gate.release(8)
+    assert first.wait(30) and second.wait(30) and not (first.failed or second.failed)
+    assert (first.seconds, second.seconds) == (4.0, 4.0)  # three runs of pages and a checkpoint
+    disk.close()
+
+
 def test_a_prefix_needs_its_pages_too(tmp_path):
     disk = open_disk(tmp_path)
     tokens = prompt(1)
