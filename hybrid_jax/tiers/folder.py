@@ -36,6 +36,7 @@ ABOUT_ROOT = "about.json"
 ENDING = ".safetensors"
 PAGES, CHECKPOINT = "pages-", "checkpoint-"
 OLD_S = 3600.0  # what a process that ended left half written may go after so long
+RIGHTS = 0o700  # of a folder that is made, for its files tell what prompts were; roots below have the usual ones
 DEFAULT_BYTES = 20 << 30
 SPARE = 0.05  # when files go, so much more than is needed goes
 LOOK_S, LOOKS = 1.0, 20  # from one scan to the next: so long, and so many times the last one
@@ -163,7 +164,7 @@ class Folder(Parts):
 
     def _make(self) -> None:
         """Makes what is not there. The mark comes before all else, so that nobody takes the folder for another's."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(RIGHTS, parents=True, exist_ok=True)
         if not (self.path / ABOUT).exists():
             _write_json(self.path / ABOUT, {"version": VERSION})
         self._own.mkdir(exist_ok=True)

@@ -149,6 +149,21 @@ class TestFiles:
             folder.read(name, wanted)
         assert name not in folder and not (tmp_path / ROOT / name).exists()
 
+    @pytest.mark.parametrize("rights", [None, 0o755, 0o770])
+    def test_a_new_folder_is_its_makers_alone_and_another_keeps_its_rights(self, tmp_path, rights):
+        path = tmp_path / "above" / "cache"
+        if rights is not None:
+            path.mkdir(parents=True)
+            path.chmod(rights)
+        before = os.umask(0o022)
+        try:
+            open_folder(path)
+            open_folder(path, OTHER)
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == (0o700 if rights is None else rights)
+        assert (path / ROOT).stat().st_mode & 0o777 == 0o755
+
     def test_without_a_limit_nothing_is_written(self, tmp_path):
         folder = open_folder(tmp_path, limit=None)
         assert folder.write(name_of(1), {}, PART) == 0 and folder.num_files == 0
