@@ -435,7 +435,7 @@ class Disk(Prefixes):
     def about(self) -> str:
         """What the folder may hold, and holds, in words."""
         folder = self.folder
-        limit = "" if folder.limit is None else f"up to {format_size(folder.limit)} "
+        limit = "only read, " if folder.limit is None else f"up to {format_size(folder.limit)} "
         return f"{limit}in {folder.path}; {format_size(folder.num_bytes)} are there"
 
 

@@ -9,6 +9,7 @@ from the files at any time, and several processes may share a folder.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -31,6 +32,7 @@ from hybrid_jax.tiers.part_file import (
     write_part,
 )
 
+LOG = logging.getLogger("hybrid_jax.disk")
 ABOUT = "hybrid_jax_cache.json"
 ABOUT_ROOT = "about.json"
 ENDING = ".safetensors"
@@ -141,8 +143,11 @@ class Folder(Parts):
         limit: bytes that all files together may have; None to write nothing.
         about: what the root is of, in words.
 
+    Attributes:
+        limit: None, too, if there are parts, but the folder cannot be written; the log says so.
+
     Raises:
-        CacheFolderError: it cannot be made, read or written, or has a newer form.
+        CacheFolderError: it cannot be made or read, or has a newer form.
     """
 
     def __init__(
@@ -154,13 +159,27 @@ class Folder(Parts):
         self._next_look = 0.0
         try:
             check_form(path)
-            self._make()
+            self._make_or_read()
             self.scan()
         except OSError as error:
             raise CacheFolderError(
                 f"{path} cannot be used ({error.strerror or error}); give a folder that may be "
                 "written"
             ) from error
+
+    def _make_or_read(self) -> None:
+        """Makes what is not there. A folder of parts that cannot be written is read."""
+        try:
+            self._make()
+        except OSError as error:
+            if not (self.path / ABOUT).exists():
+                raise
+            self.limit = None
+            LOG.warning(
+                "%s is read, and nothing is kept in it, for it cannot be written: %s",
+                self.path,
+                error.strerror or error,
+            )
 
     def _make(self) -> None:
         """Makes what is not there. The mark comes before all else, so that nobody takes the folder for another's."""

@@ -23,6 +23,7 @@ from hybrid_jax.tiers.folder import (
 )
 from hybrid_jax.tiers.part_file import Damaged
 from tests.tiers.prefixes import whole
+from tests.tiers.read_only import refuse_writing
 
 ROOT, OTHER = root_of("a"), root_of("b")
 NUMBERS = np.arange(1000, dtype=np.uint32)
@@ -164,6 +165,27 @@ class TestFiles:
         assert path.stat().st_mode & 0o777 == (0o700 if rights is None else rights)
         assert (path / ROOT).stat().st_mode & 0o777 == 0o755
 
+    @pytest.mark.parametrize("root", [ROOT, OTHER])
+    def test_a_folder_that_cannot_be_written_is_read(self, tmp_path, monkeypatch, caplog, root):
+        open_folder(tmp_path).write(name_of(1), {}, PART)
+        with monkeypatch.context() as patch:
+            refuse_writing(patch)
+            folder = open_folder(tmp_path, root)
+            assert folder.limit is None and folder.num_bytes > 4000
+            [record] = caplog.records
+            assert f"{tmp_path} is read, and nothing is kept in it" in record.message
+            assert "Read-only file system" in record.message
+            assert folder.write(name_of(2), {}, PART) == 0
+            if root == ROOT:
+                part = folder.read(name_of(1), {})
+                folder.touch(name_of(1), [])
+                assert np.array_equal(part.arrays["pages.0"], NUMBERS)
+            else:
+                assert name_of(1) not in folder and folder.num_files == 0
+            folder.make_room(1 << 40)
+            assert len(caplog.records) == 1
+        assert len(list(files_of(tmp_path))) == 1
+
     def test_without_a_limit_nothing_is_written(self, tmp_path):
         folder = open_folder(tmp_path, limit=None)
         assert folder.write(name_of(1), {}, PART) == 0 and folder.num_files == 0
@@ -279,6 +301,11 @@ class TestRefusals:
         open_folder(tmp_path)
         (tmp_path / ABOUT).write_text(text)
         with pytest.raises(CacheFolderError, match="cannot be read|has version"):
+            open_folder(tmp_path)
+
+    def test_an_empty_folder_that_cannot_be_written(self, tmp_path, monkeypatch):
+        refuse_writing(monkeypatch)
+        with pytest.raises(CacheFolderError, match="cannot be used .Read-only file system.; give"):
             open_folder(tmp_path)
 
     def test_no_rights(self, tmp_path, monkeypatch):
