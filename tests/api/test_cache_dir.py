@@ -323,6 +323,6 @@ class TestOnePrefix:
         with tiny_llm(kv_cache_dtype="fp8", **SMALL) as llm:
             with pytest.raises(ValueError, match="is of another model, or of other weights"):
                 llm.cache.load(file)
-        with tiny_llm(cache="off", **SMALL) as llm:
+        with tiny_llm(**SMALL | {"cache": "off"}) as llm:
             with pytest.raises(ValueError, match="the cache is off"):
                 llm.cache.load(file)
