@@ -41,7 +41,8 @@ def cache(
 ) -> None:
     """Show, shrink or check a folder of cached prefixes (LLM's cache_dir).
 
-    Engines may use the folder meanwhile. The exit code of verify is 1 if damaged files are left.
+    Engines may use the folder meanwhile. The exit code of verify is 1 if damaged files are left, or files that
+    cannot be read. Those are not removed, for they may be whole.
     """
     if action not in ACTIONS:
         raise ValueError(f"cache: ACTION must be show, prune or verify, got {action!r}")
@@ -58,12 +59,12 @@ def cache(
         found = _prune(folder, to)
     else:
         found = _verify(folder, remove=remove)
-    rows = found.pop("rows")
+    rows, failed = found.pop("rows"), found.pop("failed", False)
     if as_json:
         write_json(found)
     else:
         write_rows(rows)
-    if found.get("damaged") and not remove:
+    if failed:
         raise typer.Exit(1)
 
 
@@ -113,20 +114,44 @@ def _prune(folder: Path, to: str | None) -> dict[str, Any]:
 
 
 def _verify(folder: Path, *, remove: bool) -> dict[str, Any]:
-    count, damaged = 0, []
+    count, damaged, unreadable, removed = 0, [], [], 0
     for file in files_of(folder):
         try:
-            part = read_part(file.path)
-            if part.marks.get("name") != file.path.name:
-                raise Damaged(f"{file.path} holds {part.marks.get('name')}")
+            _check(file.path)
             count += 1
         except FileNotFoundError:  # an engine has removed it
             continue
-        except (Damaged, OSError) as error:
+        except OSError as error:
+            unreadable.append(str(file.path))
+            note(f"{file.path} cannot be read: {error.strerror or error}")
+        except Damaged as error:
             damaged.append(str(file.path))
-            if remove:
-                file.path.unlink(missing_ok=True)
             note(str(error))
-    what = "removed" if remove else "damaged"
-    rows = {"whole": counted(count, "file"), what: counted(len(damaged), "file")}
-    return {"files": count, "damaged": damaged, "rows": rows}
+            removed += remove and _removed(file.path)
+    rows = {"whole": counted(count, "file"), "damaged": counted(len(damaged), "file")}
+    if remove:
+        rows["removed"] = counted(removed, "file")
+    if unreadable:
+        rows["not readable"] = counted(len(unreadable), "file")
+    failed = bool(unreadable) or removed < len(damaged)
+    found = {"files": count, "damaged": damaged, "removed": removed, "unreadable": unreadable}
+    return {**found, "rows": rows, "failed": failed}
+
+
+def _check(file: Path) -> None:
+    """Raises Damaged if a file is damaged, or is not what its place says, and OSError if it cannot be read."""
+    marks = read_part(file).marks
+    if marks.get("name") != file.name:
+        raise Damaged(f"{file} holds {marks.get('name')}")
+    if marks.get("root") != file.parent.name:
+        raise Damaged(f"{file} is of another model, whose folder is {marks.get('root')}")
+
+
+def _removed(file: Path) -> bool:
+    """Removes a damaged file; returns whether it is gone."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        note(f"{file} cannot be removed: {error.strerror or error}")
+        return False
+    return True

@@ -40,7 +40,7 @@ class DiskCounters:
 
     Attributes:
         saves, saved_bytes: prefixes and bytes that were written.
-        saves_dropped: prefixes that were evicted, or came too fast, before they were copied.
+        saves_dropped: prefixes that were evicted, or came too fast, before they were copied, or whose copies failed.
         saves_slower: prefixes that were not written, because to read them would take longer than to compute them.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
@@ -92,7 +92,8 @@ class Read:
     Attributes:
         position: tokens of it.
         frames: those that were wanted, filled once it is done.
-        num_bytes: that were read. seconds: that it took.
+        num_bytes: that were read.
+        seconds: that it took since a thread took up the first part of it; waiting behind other reads does not count.
         failed: it could not be read.
         told: its reader knows that it is done, and may go on.
     """
@@ -106,7 +107,7 @@ class Read:
     _done: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts_left: int = 0
-    _began: float = field(default_factory=time.perf_counter)
+    _began: float | None = None
 
     @property
     def done(self) -> bool:
@@ -122,6 +123,12 @@ class Read:
         self._parts_left = num_parts
         if not num_parts:
             self._done.set()
+
+    def part_begins(self) -> None:
+        """A thread takes up a part."""
+        with self._lock:
+            if self._began is None:
+                self._began = time.perf_counter()
 
     def add(self, num_bytes: int) -> None:
         """So many more bytes were read."""
@@ -142,7 +149,8 @@ class Read:
 
     def finish(self) -> None:
         """All parts are done."""
-        self.seconds = time.perf_counter() - self._began
+        if self._began is not None:
+            self.seconds = time.perf_counter() - self._began
         self._done.set()
 
 
@@ -347,9 +355,12 @@ class Disk(Prefixes):
             try:
                 if self.writing:
                     self._write(save, copies)
-            except Exception as error:  # the engine goes on without
+            except OSError as error:  # the engine goes on without
                 self.writing = False
                 LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
+            except Exception as error:  # such as that of a step that failed, raised by its copies
+                self.counters.saves_dropped += 1
+                LOG.info("a prefix of %d tokens is not written: %r", save.position, error)
             finally:
                 self._handed_over(save, num_bytes)
 
@@ -390,6 +401,7 @@ class Disk(Prefixes):
 
     def _watched(self, found: Read, chain: Chain, part: Callable[[], None]) -> None:
         """Reads a part of a prefix; whatever goes wrong, the prefix is a miss."""
+        found.part_begins()
         try:
             if not found.failed:
                 part()
@@ -446,7 +458,7 @@ class Disk(Prefixes):
     def about(self) -> str:
         """What the folder may hold, and holds, in words."""
         folder = self.folder
-        limit = "" if folder.limit is None else f"up to {format_size(folder.limit)} "
+        limit = "only read, " if folder.limit is None else f"up to {format_size(folder.limit)} "
         return f"{limit}in {folder.path}; {format_size(folder.num_bytes)} are there"
 
 

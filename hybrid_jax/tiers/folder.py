@@ -9,6 +9,7 @@ from the files at any time, and several processes may share a folder.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -20,13 +21,24 @@ from typing import NamedTuple
 
 from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.tiers.parcel import Pieces
-from hybrid_jax.tiers.part_file import VERSION, Damaged, Part, part_bytes, read_part, write_part
+from hybrid_jax.tiers.part_file import (
+    NEW,
+    VERSION,
+    Damaged,
+    Part,
+    part_bytes,
+    read_part,
+    replacing,
+    write_part,
+)
 
+LOG = logging.getLogger("hybrid_jax.disk")
 ABOUT = "hybrid_jax_cache.json"
 ABOUT_ROOT = "about.json"
 ENDING = ".safetensors"
-PAGES, CHECKPOINT, NEW = "pages-", "checkpoint-", ".new"
+PAGES, CHECKPOINT = "pages-", "checkpoint-"
 OLD_S = 3600.0  # what a process that ended left half written may go after so long
+RIGHTS = 0o700  # of a folder that is made, for its files tell what prompts were; roots below have the usual ones
 DEFAULT_BYTES = 20 << 30
 SPARE = 0.05  # when files go, so much more than is needed goes
 LOOK_S, LOOKS = 1.0, 20  # from one scan to the next: so long, and so many times the last one
@@ -131,29 +143,51 @@ class Folder(Parts):
         limit: bytes that all files together may have; None to write nothing.
         about: what the root is of, in words.
 
+    Attributes:
+        limit: None, too, if there are parts, but the folder cannot be written; the log says so.
+
     Raises:
-        CacheFolderError: it cannot be made, read or written, or has a newer form.
+        CacheFolderError: it cannot be made or read, or has a newer form.
     """
 
     def __init__(
         self, path: Path, root: str, *, limit: int | None, about: Mapping[str, str]
     ) -> None:
         super().__init__(root, limit)
-        self.path, self._own = path, path / root
+        self.path, self._own, self._about = path, path / root, dict(about)
         self._seen: dict[str, int] = {}  # when each root's folder had changed at the last scan
         self._next_look = 0.0
         try:
             check_form(path)
-            self._own.mkdir(parents=True, exist_ok=True)
-            if not (path / ABOUT).exists():
-                _write_json(path / ABOUT, {"version": VERSION})
-            _write_json(self._own / ABOUT_ROOT, dict(about))
+            self._make_or_read()
             self.scan()
         except OSError as error:
             raise CacheFolderError(
                 f"{path} cannot be used ({error.strerror or error}); give a folder that may be "
                 "written"
             ) from error
+
+    def _make_or_read(self) -> None:
+        """Makes what is not there. A folder of parts that cannot be written is read."""
+        try:
+            self._make()
+        except OSError as error:
+            if not (self.path / ABOUT).exists():
+                raise
+            self.limit = None
+            LOG.warning(
+                "%s is read, and nothing is kept in it, for it cannot be written: %s",
+                self.path,
+                error.strerror or error,
+            )
+
+    def _make(self) -> None:
+        """Makes what is not there. The mark comes before all else, so that nobody takes the folder for another's."""
+        self.path.mkdir(RIGHTS, parents=True, exist_ok=True)
+        if not (self.path / ABOUT).exists():
+            _write_json(self.path / ABOUT, {"version": VERSION})
+        self._own.mkdir(exist_ok=True)
+        _write_json(self._own / ABOUT_ROOT, self._about)
 
     # --- what there is --------------------------------------------------------------------------
 
@@ -174,12 +208,18 @@ class Folder(Parts):
             self.scan()
 
     def _changes(self) -> dict[str, int]:
-        return {entry.name: entry.stat().st_mtime_ns for entry in _entries(self.path)}
+        found = {}
+        for entry in _entries(self.path):
+            with suppress(FileNotFoundError):  # somebody has removed it just now
+                found[entry.name] = entry.stat().st_mtime_ns
+        return found
 
     # --- reading and writing --------------------------------------------------------------------
 
     def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
         """Writes a part, for which others go if the folder is full; returns its bytes, 0 if it is there already.
+
+        A folder that somebody has removed is made again.
 
         Raises:
             OSError: of the system.
@@ -188,8 +228,14 @@ class Folder(Parts):
             return 0
         marks = {"root": self.root, "name": name, **marks}
         self.make_room(part_bytes(marks, arrays))
-        written = write_part(self._own / name, marks, arrays)
-        self._add(name, written)
+        try:
+            written = write_part(self._own / name, marks, arrays)
+        except FileNotFoundError:  # somebody has removed the folder
+            self._make()
+            written = write_part(self._own / name, marks, arrays)
+            self.scan()
+        else:
+            self._add(name, written)
         return written
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
@@ -242,11 +288,13 @@ def check_form(path: Path) -> None:
         raise CacheFolderError(f"{path} is a file; give a folder")
     about = path / ABOUT
     if not about.exists():
-        if any(path.iterdir()):
+        others = [x for x in path.iterdir() if not x.name.startswith(f".{ABOUT}.")]
+        if not others:
+            return
+        if not about.exists():  # otherwise an engine has made it just now
             raise CacheFolderError(
                 f"{path} has other files in it, and no {ABOUT}; give an empty or a new folder"
             )
-        return
     try:
         version = json.loads(about.read_text(encoding="utf-8"))["version"]
     except (ValueError, KeyError, TypeError) as error:
@@ -321,9 +369,8 @@ def remove_oldest(
 
 
 def _write_json(file: Path, value: object) -> None:
-    beside = file.with_name(f".{file.name}.{os.getpid()}{NEW}")
-    beside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, file)
+    with replacing(file) as opened:
+        opened.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def default_limit(path: Path) -> int:

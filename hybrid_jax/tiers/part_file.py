@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from hybrid_jax.tiers.parcel import Pieces, Shape
 
 VERSION = 1
+NEW = ".new"  # how the names of files end that are being written
 _BEGIN = b'{"__metadata__":{"crc32":"'
 _CRC = slice(8 + len(_BEGIN), 8 + len(_BEGIN) + 8)
 _NAMES = {"uint32": "U32", "uint16": "U16", "float32": "F32", "int32": "I32", "int8": "I8"}
@@ -54,17 +58,31 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces
     for part in data:
         crc = zlib.crc32(part, crc)
     head[_CRC] = b"%08x" % crc
-    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
+    with replacing(file) as opened:
+        opened.write(head)
+        for part in data:
+            opened.write(part)
+    return len(head) + sum(part.nbytes for part in data)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A new file beside another, which takes its place once it is written.
+
+    Several may write the same file at once, for the name of each new one is drawn. Process ids would not do: containers
+    that share a folder may have the same one.
+
+    Raises:
+        OSError: of the system; then the new file is removed.
+    """
+    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}{NEW}")
     try:
         with beside.open("wb") as opened:
-            opened.write(head)
-            for part in data:
-                opened.write(part)
+            yield opened
         os.replace(beside, file)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    return len(head) + sum(part.nbytes for part in data)
 
 
 def part_bytes(marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
@@ -97,11 +115,11 @@ def read_part(file: Path) -> Part:
     Raises:
         Damaged: a byte is not as it was written, or the file is another one. OSError: of the system.
     """
-    data = np.fromfile(file, np.uint8)
+    data = _bytes_of(file)
     head = data[: _CRC.stop].tobytes()
     if head[8 : _CRC.start] != _BEGIN:
         raise Damaged(f"{file} is not a part of a cache, or its beginning is damaged")
-    crc = zlib.crc32(data[_CRC.stop :], zlib.crc32(head[: _CRC.start] + b"0" * 8))
+    crc = zlib.crc32(data[_CRC.stop :].data, zlib.crc32(head[: _CRC.start] + b"0" * 8))
     if head[_CRC] != b"%08x" % crc:
         raise Damaged(
             f"{file} is damaged: its checksum is {crc:08x}, not {head[_CRC].decode(errors='replace')}"
@@ -118,6 +136,16 @@ def read_part(file: Path) -> Part:
     if version != VERSION:
         raise Damaged(f"{file} has version {version} of the form, and {VERSION} is read")
     return Part(marks=marks, arrays=arrays)
+
+
+def _bytes_of(file: Path) -> np.ndarray:
+    """uint8[bytes of a file]. `np.fromfile` says nothing of an error of the disk."""
+    with file.open("rb", buffering=0) as opened:
+        data: np.ndarray = np.empty(os.fstat(opened.fileno()).st_size, np.uint8)
+        done = 0
+        while done < data.size and (more := opened.readinto(data[done:].data)):
+            done += more
+    return data[:done]
 
 
 def _array(data: np.ndarray, entry: dict) -> np.ndarray:

@@ -20,6 +20,7 @@ from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.folder import Folder, files_of
 from tests.imports import ROOT
 from tests.llms import tiny_llm
+from tests.tiers.read_only import refuse_writing
 from tests.tiny_models import redrawn
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -189,6 +190,19 @@ def test_a_full_disk_ends_writing_and_nothing_else(tmp_path, monkeypatch, caplog
     assert caplog.text.count("nothing more is kept in") == 1
 
 
+def test_a_folder_that_cannot_be_written_is_read(filled, folder, monkeypatch, caplog):
+    before = {file.path: file.path.read_bytes() for file in files_of(folder)}
+    refuse_writing(monkeypatch)
+    with tiny_llm(cache_dir=folder, **SMALL) as llm:
+        assert answers(llm) == (filled[1], [HIT] * 4)
+        answers(llm, [[9] + PROMPTS[0]])
+        stats, described = llm.stats(), llm.describe()
+    assert (stats["disk_loads"], stats["disk_saves"], stats["disk_loads_failed"]) == (4, 0, 0)
+    assert f"only read, in {folder}; " in described
+    assert caplog.text.count("nothing is kept in it") == 1 == len(caplog.records)
+    assert before == {file.path: file.path.read_bytes() for file in files_of(folder)}
+
+
 def test_the_folder_is_kept_below_its_limit(tmp_path):
     with tiny_llm(cache_dir=tmp_path, disk_memory="600KB", **SMALL) as llm:
         for turn in range(4):
@@ -310,7 +324,7 @@ class TestOnePrefix:
         with tiny_llm(kv_cache_dtype="fp8", **SMALL) as llm:
             with pytest.raises(ValueError, match="is of another model, or of other weights"):
                 llm.cache.load(file)
-        with tiny_llm(cache="off", **SMALL) as llm:
+        with tiny_llm(**SMALL | {"cache": "off"}) as llm:
             with pytest.raises(ValueError, match="the cache is off"):
                 llm.cache.load(file)
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hybrid_jax.cli import cache as module
 from hybrid_jax.cli import main as cli
 from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.folder import Folder, files_of
@@ -66,6 +67,61 @@ def test_verify(folder, capsys):
     found = json.loads(out)
     assert code == 0 and found["files"] == 2 and len(found["damaged"]) == 2
     assert said(capsys, "verify", folder)[0] == 0 and len(list(files_of(folder))) == 2
+
+
+def test_verify_leaves_what_cannot_be_read(folder, capsys, monkeypatch):
+    """It may be whole: the disk, the rights or the number of open files may be to blame."""
+    file = folder / ROOTS[0] / f"pages-{ROOTS[0]}.safetensors"
+    read = module.read_part
+
+    def refused(path):
+        if path == file:
+            raise OSError(5, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_part", refused)
+        code, out, err = said(capsys, "verify", folder, "--remove")
+        assert code == 1 and file.exists()
+        assert f"{file} cannot be read: Input/output error" in err
+        rows = dict(line.split("  ", 1) for line in out.splitlines())
+        assert {name.strip(): row.strip() for name, row in rows.items()} == {
+            "whole": "3 files",
+            "damaged": "0 files",
+            "removed": "0 files",
+            "not readable": "1 file",
+        }
+        code, out, _ = said(capsys, "verify", folder, "--json")
+        found = json.loads(out)
+        assert code == 1 and found["unreadable"] == [str(file)] and found["damaged"] == []
+    assert said(capsys, "verify", folder)[0] == 0
+
+
+def test_verify_finds_files_of_another_model(folder, capsys):
+    file = folder / ROOTS[0] / f"pages-{ROOTS[0]}.safetensors"
+    target = folder / ROOTS[1] / file.name
+    file.rename(target)
+    code, _, err = said(capsys, "verify", folder)
+    assert code == 1 and f"{target} is of another model, whose folder is {ROOTS[0]}" in err
+    assert said(capsys, "verify", folder, "--remove")[0] == 0 and not target.exists()
+
+
+def test_verify_says_what_it_cannot_remove(folder, capsys, monkeypatch):
+    files = [folder / root / f"pages-{root}.safetensors" for root in ROOTS]
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-4])
+    unlink = module.Path.unlink
+
+    def refused(path, **options):
+        if path == files[0]:
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(module.Path, "unlink", refused)
+    code, out, err = said(capsys, "verify", folder, "--remove", "--json")
+    assert code == 1 and f"{files[0]} cannot be removed: Permission denied" in err
+    assert json.loads(out)["removed"] == 1 and len(json.loads(out)["damaged"]) == 2
+    assert files[0].exists() and not files[1].exists()
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ class Both:
 def both(tmp_path, monkeypatch):
     """Files are written without a header, and their clock is set by the test."""
 
+    def bytes_of(marks, arrays):
+        return sum(array.num_bytes for array in arrays.values())
+
     def write(file, marks, arrays):
         data = b"".join(array.joined().tobytes() for array in arrays.values())
         file.write_bytes(data)
@@ -111,8 +114,7 @@ def both(tmp_path, monkeypatch):
 
     made, now = [], [1e9]
     monkeypatch.setattr(real_folder, "write_part", write)
-    size = lambda marks, arrays: sum(array.num_bytes for array in arrays.values())
-    monkeypatch.setattr(real_folder, "part_bytes", size)
+    monkeypatch.setattr(real_folder, "part_bytes", bytes_of)
     monkeypatch.setattr(real_folder.time, "time", lambda: now[0])
 
     def make(costs):

@@ -142,6 +142,30 @@ def test_only_the_pages_that_are_wanted_are_read(tmp_path):
     assert np.array_equal(read.frames.at(9, 0), whole.at(9, 0))
 
 
+def test_the_time_of_a_read_begins_with_its_first_part(tmp_path, monkeypatch):
+    """It is the disk's speed, so what a prefix waits behind others does not count."""
+    disk = open_disk(tmp_path)
+    for seed in (1, 2):
+        save(disk, prompt(seed), 608)
+    disk.flush()
+    clock, gate, part_of = [0.0], threading.Semaphore(0), disk.folder.read
+    monkeypatch.setattr(disk, "_readers", module.Workers("reader", 1))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+
+    def in_a_second(*args):
+        assert gate.acquire(timeout=30)
+        clock[0] += 1.0
+        return part_of(*args)
+
+    monkeypatch.setattr(disk.folder, "read", in_a_second)
+    places = places_in(wanted_frames(disk.geometry, 608))
+    first, second = (disk.read(disk.chain(prompt(seed)), 608, places) for seed in (1, 2))
+    gate.release(8)
+    assert first.wait(30) and second.wait(30) and not (first.failed or second.failed)
+    assert (first.seconds, second.seconds) == (4.0, 4.0)  # three runs of pages and a checkpoint
+    disk.close()
+
+
 def test_a_prefix_needs_its_pages_too(tmp_path):
     disk = open_disk(tmp_path)
     tokens = prompt(1)
@@ -258,6 +282,93 @@ def test_an_error_of_the_system_ends_writing_and_nothing_else(tmp_path, monkeypa
     disk.close()
 
 
+class FailedCopy:
+    """The copy of a frame by a step that has failed."""
+
+    def __array__(self, *args, **options):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_copies_that_failed_cost_one_prefix(tmp_path, caplog):
+    """A step fails after its copies were handed over; then they raise where they are looked at."""
+    caplog.set_level(logging.INFO, "hybrid_jax.disk")
+    disk = open_disk(tmp_path)
+    asked = disk.wants(disk.chain(prompt(1)), 320)
+    disk.save(asked, [FailedCopy()] * len(asked.places))
+    disk.flush()
+    assert disk.writing and (disk.counters.saves, disk.counters.saves_dropped) == (0, 1)
+    [record] = caplog.records
+    assert record.levelno == logging.INFO and "prefix of 320 tokens is not" in record.message
+    assert "out of memory" in record.message
+    for seed in (1, 2):
+        assert save(disk, prompt(seed), 320)
+        disk.flush()
+        assert same(load(disk, prompt(seed), 320), content(disk, prompt(seed), 320))
+    disk.close()
+
+
+@pytest.mark.parametrize("what", ["the folder", "one model"])
+def test_a_folder_that_somebody_removes_is_made_again(tmp_path, what, caplog):
+    path = tmp_path / "cache"
+    disk = open_disk(path)
+    save(disk, prompt(1), 320)
+    disk.flush()
+    shutil.rmtree(path if what == "the folder" else disk.folder._own)
+    assert save(disk, prompt(2), 320)
+    disk.flush()
+    assert disk.writing and not caplog.records
+    assert find(disk, prompt(1)) == 0 and find(disk, prompt(2)) == 320
+    assert save(disk, prompt(1), 320)
+    disk.flush()
+    again = open_disk(path)
+    assert again.folder.num_files == disk.folder.num_files == 6
+    assert again.folder.num_bytes == disk.folder.num_bytes
+    for seed in (1, 2):
+        assert same(load(again, prompt(seed), 320), content(again, prompt(seed), 320))
+    again.close()
+    disk.close()
+
+
+def test_a_folder_that_cannot_be_made_again_ends_writing(tmp_path, caplog):
+    disk = open_disk(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").symlink_to(tmp_path / "nowhere")
+    assert save(disk, prompt(1), 320)
+    disk.flush()
+    assert not disk.writing and not save(disk, prompt(2), 320)
+    [record] = caplog.records
+    assert "nothing more is kept" in record.message and "File exists" in record.message
+    assert not (tmp_path / "nowhere").exists()
+    disk.close()
+
+
+def test_a_folder_that_is_removed_all_the_time_costs_no_more_than_misses(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(folder_module, "LOOKS", 0)
+    disk, ended = open_disk(tmp_path / "cache"), threading.Event()
+
+    def remove() -> None:
+        while not ended.wait(0.003):
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        for seed in range(20):
+            for length in LENGTHS:
+                save(disk, prompt(seed), length)
+            disk.flush()
+            if (position := find(disk, prompt(seed))) and (
+                found := load(disk, prompt(seed), position)
+            ):
+                assert same(found, content(disk, prompt(seed), position))
+    finally:
+        ended.set()
+        thread.join()
+    assert disk._waiting_bytes == 0 and not disk._names_waiting
+    disk.close()
+
+
 CALLS = {
     "open": (Path, "open"),
     "write": (Path, "open"),
@@ -265,7 +376,7 @@ CALLS = {
     "unlink": (Path, "unlink"),
     "utime": (os, "utime"),
     "scandir": (os, "scandir"),
-    "read": (np, "fromfile"),
+    "read": (part_file, "_bytes_of"),
 }
 
 

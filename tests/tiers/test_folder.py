@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hybrid_jax.tiers.folder import (
 )
 from hybrid_jax.tiers.part_file import Damaged
 from tests.tiers.prefixes import whole
+from tests.tiers.read_only import refuse_writing
 
 ROOT, OTHER = root_of("a"), root_of("b")
 NUMBERS = np.arange(1000, dtype=np.uint32)
@@ -93,6 +96,36 @@ class TestFiles:
         two.look_again()
         assert name_of(1) in two
 
+    def test_many_may_make_one_folder_at_once(self, tmp_path):
+        begin = threading.Barrier(8)
+
+        def use(number: int) -> int:
+            begin.wait(30)
+            for turn in range(10):
+                folder = open_folder(tmp_path / f"{turn}", (ROOT, OTHER)[number % 2])
+                folder.write(name_of(number), {}, PART)
+            return folder.num_files
+
+        with ThreadPoolExecutor(8) as pool:
+            assert min(pool.map(use, range(8))) > 0
+        for turn in range(10):
+            assert len(list(files_of(tmp_path / f"{turn}"))) == 8
+            assert not [*(tmp_path / f"{turn}").rglob("*.new")]
+
+    def test_a_folder_that_another_one_is_making_is_no_strangers(self, tmp_path, monkeypatch):
+        """Nor is one of a process that was killed while it made it."""
+        path, replace, looks = tmp_path / "cache", os.replace, []
+
+        def look_and_replace(source, target) -> None:
+            looks.append([file.name for file in path.iterdir()])
+            module.check_form(path)
+            replace(source, target)
+            module.check_form(path)
+
+        monkeypatch.setattr(module.os, "replace", look_and_replace)
+        open_folder(path)
+        assert len(looks) == 2 and looks[0][0].startswith(".") and len(looks[0]) == 1
+
     @pytest.mark.parametrize("what", ["damaged", "renamed", "other root", "other mark", "gone"])
     def test_a_part_that_is_not_what_it_should_be_is_a_miss(self, tmp_path, what):
         folder = open_folder(tmp_path)
@@ -116,6 +149,42 @@ class TestFiles:
         with pytest.raises(error):
             folder.read(name, wanted)
         assert name not in folder and not (tmp_path / ROOT / name).exists()
+
+    @pytest.mark.parametrize("rights", [None, 0o755, 0o770])
+    def test_a_new_folder_is_its_makers_alone_and_another_keeps_its_rights(self, tmp_path, rights):
+        path = tmp_path / "above" / "cache"
+        if rights is not None:
+            path.mkdir(parents=True)
+            path.chmod(rights)
+        before = os.umask(0o022)
+        try:
+            open_folder(path)
+            open_folder(path, OTHER)
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == (0o700 if rights is None else rights)
+        assert (path / ROOT).stat().st_mode & 0o777 == 0o755
+
+    @pytest.mark.parametrize("root", [ROOT, OTHER])
+    def test_a_folder_that_cannot_be_written_is_read(self, tmp_path, monkeypatch, caplog, root):
+        open_folder(tmp_path).write(name_of(1), {}, PART)
+        with monkeypatch.context() as patch:
+            refuse_writing(patch)
+            folder = open_folder(tmp_path, root)
+            assert folder.limit is None and folder.num_bytes > 4000
+            [record] = caplog.records
+            assert f"{tmp_path} is read, and nothing is kept in it" in record.message
+            assert "Read-only file system" in record.message
+            assert folder.write(name_of(2), {}, PART) == 0
+            if root == ROOT:
+                part = folder.read(name_of(1), {})
+                folder.touch(name_of(1), [])
+                assert np.array_equal(part.arrays["pages.0"], NUMBERS)
+            else:
+                assert name_of(1) not in folder and folder.num_files == 0
+            folder.make_room(1 << 40)
+            assert len(caplog.records) == 1
+        assert len(list(files_of(tmp_path))) == 1
 
     def test_without_a_limit_nothing_is_written(self, tmp_path):
         folder = open_folder(tmp_path, limit=None)
@@ -232,6 +301,11 @@ class TestRefusals:
         open_folder(tmp_path)
         (tmp_path / ABOUT).write_text(text)
         with pytest.raises(CacheFolderError, match="cannot be read|has version"):
+            open_folder(tmp_path)
+
+    def test_an_empty_folder_that_cannot_be_written(self, tmp_path, monkeypatch):
+        refuse_writing(monkeypatch)
+        with pytest.raises(CacheFolderError, match="cannot be used .Read-only file system.; give"):
             open_folder(tmp_path)
 
     def test_no_rights(self, tmp_path, monkeypatch):

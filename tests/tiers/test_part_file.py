@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,3 +140,47 @@ def test_a_write_that_fails_leaves_what_was_there(file, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_part(file, MARKS, whole({"pages.0": np.zeros(9, np.uint32)}))
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+
+
+class Unreadable(io.FileIO):
+    """A file on a disk that fails after a hundred bytes."""
+
+    def readinto(self, buffer, /):
+        if self.tell():
+            raise OSError(5, "Input/output error")
+        return super().readinto(memoryview(buffer)[:100])
+
+
+def test_an_error_of_the_disk_is_no_damage(file, monkeypatch):
+    monkeypatch.setattr(part_file.Path, "open", lambda path, *mode, **options: Unreadable(path))
+    with pytest.raises(OSError, match="Input/output error"):
+        read_part(file)
+
+
+def test_a_system_that_reads_little_at_a_time(file, monkeypatch):
+    """Linux reads at most 2 GiB at once."""
+
+    class Slow(io.FileIO):
+        def readinto(self, buffer, /):
+            return super().readinto(memoryview(buffer)[:100])
+
+    monkeypatch.setattr(part_file.Path, "open", lambda path, *mode, **options: Slow(path))
+    found = read_part(file).arrays
+    assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
+
+
+def test_many_may_write_one_file_at_once(file):
+    """Threads have one process id, as containers on one volume may have."""
+    threads, begin = 8, threading.Barrier(8)
+
+    def write_and_read(number: int) -> None:
+        own = whole({"pages.0": np.full(5000, number, np.uint32)})
+        begin.wait(30)
+        for _ in range(40):
+            write_part(file, {"number": str(number)}, own)
+            part = read_part(file)
+            assert (part.arrays["pages.0"] == int(part.marks["number"])).all()
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write_and_read, range(threads)))
+    assert list(file.parent.iterdir()) == [file]
