@@ -29,6 +29,8 @@ except ImportError:  # Windows has none
 STATUS = "/proc/self/status"  # what Linux knows about this process
 CGROUPS = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
+PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+PINNED_GIB = 64  # XLA's default
 NO_LIMIT = 1 << 62  # version 1 says "no limit" with a number close to 2**63
 
 
@@ -47,6 +49,19 @@ def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | N
     except (AttributeError, OSError, ValueError):
         physical = []
     return min([*physical, *_cgroup_limits(cgroups, mount), *_address_space()], default=None)
+
+
+def pinned_bytes() -> int:
+    """Bytes of the host's memory that XLA pins for a GPU at most, and from which arrays in it are taken.
+
+    XLA reads the variable when jax first looks for devices, as a whole number of GiB, and passes over anything else:
+    GetGpuHostAllocator in xla/pjrt/gpu/gpu_helpers.cc.
+    """
+    try:
+        said = int(os.environ.get(PINNED_LIMIT, ""))
+    except ValueError:
+        said = PINNED_GIB
+    return max(said, 0) << 30
 
 
 def _address_space() -> Iterator[int]:

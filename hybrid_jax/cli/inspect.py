@@ -10,6 +10,7 @@ from hybrid_jax.cli.exits import JsonOption, write, write_json
 from hybrid_jax.cli.options.cut import CutOption, KVGroupOption, StateGroupOption
 from hybrid_jax.cli.options.model import (
     CheckpointsOption,
+    HostMemoryOption,
     KernelsOption,
     KVDtypeOption,
     LengthOption,
@@ -31,6 +32,7 @@ def inspect(
         ),
     ] = None,
     memory: MemoryOption = None,
+    host_memory: HostMemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
     dtype: Annotated[
@@ -80,6 +82,7 @@ def inspect(
         device=device,
         device_memory=device_memory,
         memory=memory,
+        host_memory=host_memory,
         max_rows=max_rows,
         max_model_len=max_model_len,
         dtype=dtype,

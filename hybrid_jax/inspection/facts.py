@@ -328,7 +328,7 @@ def _shares(
         - sequence_bytes: frames of the sequences, for KV and a checkpoint each.
         - row_bytes: rings, logits and the like, and tables.
         - temporary_bytes: what the layers of a step hold.
-        - cache_bytes: frames left for cached prefixes.
+        - cache_bytes: frames left for cached prefixes; on a host also `host_memory`.
         - free_bytes: what nothing takes.
         - reserved_bytes: what jax leaves to CUDA; 0 on a host.
     """
@@ -347,7 +347,7 @@ def _shares(
                 "sequence_bytes": sequences,
                 "row_bytes": room.sizes.row_bytes + room.sizes.table_bytes,
                 "temporary_bytes": room.temporary_bytes,
-                "cache_bytes": room.sizes.arena_bytes - sequences,
+                "cache_bytes": room.sizes.arena_bytes - sequences + room.host_bytes,
                 "free_bytes": has - room.taken_bytes,
                 "reserved_bytes": (device.total_bytes or has) - has,
             }

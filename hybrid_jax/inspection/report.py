@@ -44,7 +44,7 @@ from hybrid_jax.sizing.devices import (
     installed_gpu,
     with_memory,
 )
-from hybrid_jax.sizing.room import GPU_MEMORY_SHARE
+from hybrid_jax.sizing.room import GPU_MEMORY_SHARE, require_pinned
 
 # Columns of the table of what fits: the parts of `shares`, and their titles.
 SHARES = {
@@ -80,6 +80,7 @@ def inspect_model(
     kernels: str = "auto",
     capability: str | None = None,
     checkpoints: str = "float32",
+    host_memory: int | str | None = None,
 ) -> ModelReport:
     """Says whether a model fits, what it costs, and what `LLM()` would use. No weights are read.
 
@@ -95,12 +96,13 @@ def inspect_model(
         capability: NVIDIA's compute capability of a GPU that is told by `device_memory`, such as "8.9"; None if it is
             not known.
         checkpoints: as in `CacheConfig`.
+        host_memory: as in `LLM`. On a CPU it lies in the same memory, and counts.
 
     Raises:
         TypeError: an option has another name. The message has the name that was probably meant.
         FileNotFoundError: the model is not there.
         ValueError, NotImplementedError: its config or a setting is wrong or not supported. That the model does not fit
-            is an answer, not an error.
+            is an answer, not an error. A `host_memory` beside a GPU that is more than XLA pins is an error.
 
     Example:
         >>> report = inspect_model("hybrid_7b", device="h100")
@@ -117,6 +119,7 @@ def inspect_model(
     where = _device(device, size, capability)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
+        "host_memory": None if host_memory is None else parse_size(host_memory, name="host_memory"),
         "max_rows": max_rows,
         "max_model_len": max_model_len,
         "grain": grain,
@@ -129,7 +132,9 @@ def inspect_model(
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
     choose = functools.partial(choose_settings, config, where, given, dtype=dtype)
     folder = None if model is None else here_or_packed(model, "inspect_model")
-    found = model_facts(config, choose({}), where, choose)
+    engine = choose({})
+    require_pinned(engine, where)
+    found = model_facts(config, engine, where, choose)
     found |= {"left_out": [], "weights_problem": None}
     if folder is not None and folder.is_dir():
         found["left_out"] = left_out(folder)

@@ -23,6 +23,7 @@ from hybrid_jax.cache.tree.node import ARENA, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cache.tree.tier import Tier
 from hybrid_jax.config import CacheConfig
+from hybrid_jax.config.plans import SAVED_BYTES
 from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.history import History
@@ -35,9 +36,7 @@ from hybrid_jax.schedule.tiers.on_disk import OnDisk
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.tiers.disk import Prefixes
 
-# Once a plan copies so much out of the arena, what is evicted further is gone: the plan's rows wait for its copies. A
-# plan hardly evicts more than it computes. What goes to the disk waits in memory until it is written.
-SAVED_BYTES, WRITTEN_BYTES = 8 << 30, 128 << 20
+WRITTEN_BYTES = 128 << 20  # as SAVED_BYTES, for the disk: it waits in memory until it is written
 
 
 class Memory:

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.config.plans import MAX_FLIGHTS
 from hybrid_jax.costs import Costs, StepCosts
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.admission import Admission, Seats
@@ -49,9 +50,6 @@ from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.schedule.turn import Turn
 from hybrid_jax.tiers.disk import Prefixes
-
-MAX_FLIGHTS = 2
-
 
 LOG = logging.getLogger("hybrid_jax.scheduler")
 

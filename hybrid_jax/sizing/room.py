@@ -13,12 +13,13 @@ from hybrid_jax.byte_sizes import counted, format_size, parse_size, round_size
 from hybrid_jax.config import BACKENDS, PALLAS, XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.config.arrays import ITEM_BYTES
 from hybrid_jax.config.backend import PLATFORMS
+from hybrid_jax.config.plans import MAX_FLIGHTS, SAVED_BYTES
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.kinds.table import kind_of, recurrent_kind
-from hybrid_jax.machine import ram_bytes
+from hybrid_jax.machine import PINNED_LIMIT, pinned_bytes, ram_bytes
 from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
@@ -61,15 +62,19 @@ class Room:
         return max(self.engine.memory or 0, self.sizes.total_bytes)
 
     @property
+    def host_bytes(self) -> int:
+        """What `host_memory` takes of the device's own memory: all on a CPU, else nothing."""
+        return self.sizes.host_bytes if self.device.is_host else 0
+
+    @property
     def needed_bytes(self) -> int:
         """Bytes of weights, `memory` and temporaries together; on a CPU with `host_memory`."""
-        beside = self.sizes.host_bytes if self.device.is_host else 0
-        return self.weight_bytes + self.memory_bytes + self.temporary_bytes + beside
+        return self.weight_bytes + self.memory_bytes + self.temporary_bytes + self.host_bytes
 
     @property
     def taken_bytes(self) -> int:
         """The part of `needed_bytes` that an engine really takes."""
-        return self.weight_bytes + self.sizes.total_bytes + self.temporary_bytes
+        return self.needed_bytes - self.memory_bytes + self.sizes.total_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -80,8 +85,7 @@ class Room:
     def parts(self) -> str:
         """What is needed, as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
-        host = self.sizes.host_bytes if self.device.is_host else 0
-        below = f"host_memory {format_size(host)} + " if host else ""
+        below = f"host_memory {format_size(self.host_bytes)} + " if self.host_bytes else ""
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
         copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (
@@ -236,11 +240,33 @@ def require_room(room: Room) -> None:
             f"LLM: host_memory of {format_size(room.sizes.host_bytes)} does not fit: this machine has "
             f"{format_size(int(has))}; lower it"
         )
+    require_pinned(room.engine, room.device)
     if room.fits is not False:
         return
     raise DoesNotFit(
         f"LLM: this model does not fit: {room.parts()}, and this {room.device.noun} has "
         f"{format_size(room.device.num_bytes or 0)}; {room.remedy}"
+    )
+
+
+def require_pinned(engine: EngineConfig, device: Device) -> None:
+    """Refuses a `host_memory` beside a GPU for which XLA does not pin enough of the host's memory.
+
+    A copy is made before what it replaces goes. So what the plans in flight save may be there beside all the rest.
+
+    Raises:
+        DoesNotFit: says what there is, and what to set.
+    """
+    most, has = MAX_FLIGHTS * SAVED_BYTES, pinned_bytes()
+    needed = engine.host_memory + min(engine.host_memory, most)
+    if device.platform != "gpu" or needed <= has:
+        return
+    least = round_size(max(has - most, has // 2), up=False)
+    lower = f"lower it to {least}, or " if has else ""
+    raise DoesNotFit(
+        f"EngineConfig: host_memory of {format_size(engine.host_memory)} does not fit: with copies on their way it "
+        f"takes {format_size(needed)}, and XLA pins at most {format_size(has)} of the host's memory for a GPU; {lower}"
+        f"set {PINNED_LIMIT}={math.ceil(needed / (1 << 30))} before Python starts"
     )
 
 

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from hybrid_jax import CacheConfig, SamplingParams
+from hybrid_jax import CacheConfig, SamplingParams, inspect_model
+from hybrid_jax.api import starting
 from hybrid_jax.api.stats import MEANINGS
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.machine import PINNED_LIMIT
 from hybrid_jax.sizing import room
 from hybrid_jax.sizing.devices import Device, card
 from tests.llms import tiny_llm
@@ -81,6 +83,7 @@ def test_on_a_cpu_it_counts_as_memory(host_memory, fits):
 
 
 def test_beside_a_gpu_it_must_fit_the_hosts_ram(monkeypatch):
+    monkeypatch.setenv(PINNED_LIMIT, "80")
     engine = EngineConfig(dtype="bfloat16", host_memory=1 << 36, memory=1 << 28, max_model_len=256)
     found = room.find_room(CONFIG, engine, card("h200"))
     assert found.fits and found.sizes.host_bytes <= 1 << 36
@@ -91,6 +94,62 @@ def test_beside_a_gpu_it_must_fit_the_hosts_ram(monkeypatch):
     monkeypatch.setattr(room, "ram_bytes", lambda: 1 << 35)
     with pytest.raises(room.DoesNotFit, match="host_memory of 64 GiB .* this machine has 32 GiB"):
         room.require_room(found)
+
+
+def refused(size, said, monkeypatch):
+    """What `require_room` says of so many GiB beside a GPU, with this value of the variable; None if it takes them."""
+    if said is None:
+        monkeypatch.delenv(PINNED_LIMIT, raising=False)
+    else:
+        monkeypatch.setenv(PINNED_LIMIT, said)
+    monkeypatch.setattr(room, "ram_bytes", lambda: 1 << 40)
+    engine = EngineConfig(
+        dtype="bfloat16", host_memory=int(size * 2**30), memory=1 << 28, max_model_len=256
+    )
+    try:
+        return room.require_room(room.find_room(CONFIG, engine, card("h200")))
+    except room.DoesNotFit as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [
+        *((None, 48), ("", 48), ("many", 48), ("64.5", 48)),  # XLA's own 64
+        *(("128", 112), (" 40 ", 24), ("32", 16), ("8", 4)),  # copies of 16 GiB, or of all
+    ],
+)
+def test_beside_a_gpu_it_must_fit_what_xla_pins(said, most, monkeypatch):
+    assert refused(most, said, monkeypatch) is None
+    message = refused(most + 1 / 1024, said, monkeypatch)
+    assert f"lower it to {most} GiB, or set {PINNED_LIMIT}=" in message
+    enough = message.split(f"{PINNED_LIMIT}=")[1].split()[0]
+    assert refused(most + 1 / 1024, enough, monkeypatch) is None
+
+
+def test_the_error_of_what_xla_pins_names_the_value_the_limit_and_the_remedy(monkeypatch):
+    assert refused(60, None, monkeypatch) == (
+        "EngineConfig: host_memory of 60 GiB does not fit: with copies on their way it takes 76 GiB, and XLA pins at "
+        f"most 64 GiB of the host's memory for a GPU; lower it to 48 GiB, or set {PINNED_LIMIT}=76 before Python starts"
+    )
+    with pytest.raises(room.DoesNotFit, match="host_memory of 60 GiB"):
+        inspect_model(device="h200", host_memory="60GiB")
+    assert inspect_model(device="h200", host_memory="48GiB")["fits"]
+    monkeypatch.setattr(starting, "this_device", lambda **_: card("h200"))
+    with pytest.raises(ValueError, match="^LLM: host_memory of 60 GiB does not fit: with copies"):
+        tiny_llm(host_memory="60GiB")
+    assert f"for a GPU; set {PINNED_LIMIT}=2 before" in refused(1, "0", monkeypatch)
+
+
+def test_only_a_gpu_has_such_a_pool(monkeypatch):
+    monkeypatch.setenv(PINNED_LIMIT, "1")
+    engine = EngineConfig(host_memory=8 << 30, memory=1 << 28, max_model_len=256)
+    room.require_room(room.find_room(CONFIG, engine, Device(num_bytes=1 << 40)))
+    found = inspect_model(device="cpu", device_memory="1TiB", host_memory="8GiB")
+    assert found["fits"] and "host_memory 8 GiB" in found["needs"]
+    for share in found["shares"]:
+        assert sum(size for name, size in share.items() if name.endswith("_bytes")) == 1 << 40
+        assert share["cache_bytes"] > 8e9
 
 
 def test_what_is_too_little_or_without_a_cache_is_refused():

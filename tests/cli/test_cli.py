@@ -252,6 +252,10 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
             ["inspect", "--memory", "1MB"],
             "--memory must hold the rings and logits of 8 rows and one short",
         ),
+        (
+            ["inspect", "--device", "h200", "--host-memory", "900GiB"],
+            "--host-memory of 900 GiB does not fit: with copies on their way it takes 916 GiB",
+        ),
     ],
 )
 def test_a_callers_mistake_is_one_line_and_code_2(run, fake_model, arguments, message):

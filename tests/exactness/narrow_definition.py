@@ -60,11 +60,16 @@ def rounded(frames: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 def quantize(unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of a unit float32[m, n] the scales float32[n] and codes int8[m, n]."""
-    largest = np.abs(unit).max(axis=0) * np.float32(1 / 127)
-    scale = ((largest.view(np.uint32) + 64) // 128 * 128).view(np.float32)  # 17 of 24 bits
-    zero = largest < np.finfo(np.float32).tiny
+    sizes, tiny = np.abs(unit), np.finfo(np.float32).tiny
+    largest = sizes.max(axis=0)
+    finite = np.isfinite(largest)
+    scale = np.where(finite, largest, np.float32(0)) * np.float32(1 / 127)
+    zero = scale < tiny
+    scale = ((scale.view(np.uint32) + 64) // 128 * 128).view(np.float32)  # 17 of 24 bits
     scale = np.where(zero, np.float32(0), scale)
-    codes = np.where(zero, np.float32(0), np.rint(unit / np.where(zero, np.float32(1), scale)))
+    used = ~zero & (sizes >= tiny)
+    codes = np.rint(np.where(used, unit, np.float32(0)) / np.where(zero, np.float32(1), scale))
+    scale = np.where(finite, scale, np.float32(np.nan))
     return scale, codes.astype(np.int8)
 
 

@@ -15,13 +15,15 @@ from hybrid_jax.schedule.tiers.below import HOST
 from hybrid_jax.state import State
 
 _KEEP = np.int32(1 << 30)
+# The second overflows where somebody rounds bits up. The upper half of each is a NaN in bfloat16.
+BITS = (np.uint32(0x7FC07FC0), np.uint32(0x7FFFFFFF))
 
 
 class Poison:
     """Writes NaN bits wherever nothing may be read: now everywhere that is free, then at random moments.
 
     Free frames, the sink, the tails of pages, the ring rows of nobody, and the records past the last one a
-    row was planned to write.
+    row was planned to write. `BITS` take turns.
 
     Args:
         engine: whose state is poisoned.
@@ -71,8 +73,9 @@ class Poison:
                     if frames.holders(frame) == 1:
                         tails[frame] = max(num_tokens - index * geometry.page_tokens, 0)
         history = tuple(group.layout.columns for group in geometry.groups)
+        bits = BITS[self.num_spread % len(BITS)]
         if scheduler.memory.below is not None:
-            self._spread_below()
+            self._spread_below(bits)
         engine.runner.state = _fill(
             engine.runner.state,
             whole,
@@ -81,17 +84,18 @@ class Poison:
             columns,
             which,
             tokens_in_page(geometry),
+            bits,
             history=history,
         )
         self.num_spread += 1
 
-    def _spread_below(self) -> None:
+    def _spread_below(self, bits: np.uint32) -> None:
         """Poisons the frames of the tier below that nobody holds."""
         memory, kept = self.engine.scheduler.memory, self.engine.runner.host_frames
         frames = memory.tree.tiers[HOST].frames
         for number, words in kept.frames.items():
             if frames.holders(number) == 0:
-                bad = np.full(words.shape, 0x7FC07FC0, np.uint32)
+                bad = np.full(words.shape, bits)
                 kept.frames[number] = jax.device_put(bad, words.sharding)
 
 
@@ -108,22 +112,23 @@ def tokens_in_page(geometry: Geometry) -> np.ndarray:
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="history")
-def _fill(state: State, whole, tails, records, columns, which, tokens, *, history) -> State:
+def _fill(state: State, whole, tails, records, columns, which, tokens, bits, *, history) -> State:
     """Poison past what is kept.
 
     Args:
         whole: bool[U] frames that nobody holds. tails: int32[U] first token of each that is free.
         which: int32[U] which frame of its page each is. tokens: int32[P, W] token of each word of a page's frames.
+        bits: uint32 of the poison.
         records, columns: int32[B] entries of the rings to keep; of the columns, beside those of the history.
         history: columns before the window, of each group.
     """
     bad = whole[:, None] | (tokens[which] >= tails[:, None])
-    arena = jnp.where(bad, jnp.uint32(0x7FC07FC0), state.arena)
+    arena = jnp.where(bad, bits, state.arena)
 
     def ring(array, past):  # [L, B, S, C], [B, S]
-        value = {4: 0x7FC07FC0, 2: 0x7FC0}[array.dtype.itemsize]
-        nan = jnp.nan if array.dtype == jnp.float32 else value
-        return jnp.where(past[None, :, :, None], jnp.asarray(nan, array.dtype), array)
+        own = {4: bits, 2: (bits >> 16).astype(jnp.uint16)}[array.dtype.itemsize]
+        nan = jax.lax.bitcast_convert_type(own, array.dtype)
+        return jnp.where(past[None, :, :, None], nan, array)
 
     def unread(name, array, before):
         """bool[B, S] entries that nothing may read: all but one copy of a state that a row carries."""

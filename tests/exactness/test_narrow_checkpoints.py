@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -113,6 +114,85 @@ def test_codes_are_those_of_the_definition():
         np.testing.assert_array_equal(same, codes)
         np.testing.assert_array_equal(again, scales)
         assert np.abs(widened - x).max() <= np.abs(x).max() / 250 + 127 * SMALLEST
+
+
+TINY, LARGEST = (float(f(np.finfo(np.float32))) for f in (lambda i: i.tiny, lambda i: i.max))
+NOT_FINITE = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7F800000, 0xFF800000)
+
+
+def codes_of(x: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bits of scales uint32[n] and codes int8[m, n] of values float32[m, n], as the definition has them too."""
+    scales, codes = (jax.jit(quantized) if how == "jitted" else quantized)(jnp.asarray(x))
+    scale, code = narrow_definition.quantize(x)
+    bits = np.asarray(scales)[0].view(np.uint32)
+    np.testing.assert_array_equal(bits, scale.view(np.uint32))
+    np.testing.assert_array_equal(codes, code)
+    return bits, np.asarray(codes)
+
+
+@pytest.mark.parametrize("how", ["jitted", "one by one"])
+def test_a_column_with_a_number_that_is_not_finite_is_nan_when_it_is_widened(how):
+    x = np.random.default_rng(0).standard_normal((24, 2 * len(NOT_FINITE))).astype(np.float32)
+    for n, bits in enumerate(NOT_FINITE):  # every other column is sound
+        x.view(np.uint32)[(5 * n) % 24, 2 * n] = bits
+    scales, codes = codes_of(x, how)
+    assert set(scales[::2]) == {0x7FC00000} and not codes[:, ::2].any()
+    widened = codes.astype(np.float32) * scales.view(np.float32)
+    assert np.isnan(widened[:, ::2]).all() and np.isfinite(widened[:, 1::2]).all()
+    again, same = codes_of(widened, how)
+    np.testing.assert_array_equal(again, scales)
+    np.testing.assert_array_equal(same, codes)
+
+
+@pytest.mark.parametrize("how", ["jitted", "one by one"])
+def test_the_largest_numbers_stay_finite_and_the_smallest_become_zero(how):
+    below = np.nextafter(np.float32(LARGEST), np.float32(0))
+    near = [LARGEST * (1 - n * 2.0**-18) for n in range(64)]  # scales rounded up and down
+    large = np.array([[LARGEST, -LARGEST, below, *near]], np.float32).repeat(2, 0)
+    large[1] *= np.float32(0.5)
+    scales, codes = codes_of(large, how)
+    widened = codes.astype(np.float32) * scales.view(np.float32)
+    assert np.isfinite(widened).all() and (np.abs(codes[0]) == 127).all()
+    assert np.abs(widened[0] / large[0] - 1).max() < 2.0**-16
+
+    least, most = np.array([1, 0x007FFFFF], np.uint32).view(np.float32)  # of the subnormal
+    small = np.array(
+        [[least, most, 126 * TINY, 128 * TINY, 150 * TINY], [most, -most, most, most, -TINY]],
+        np.float32,
+    )
+    scales, codes = codes_of(small, how)
+    assert not scales[:3].any() and scales[3:].all()
+    np.testing.assert_array_equal(codes, [[0, 0, 0, 127, 127], [0, 0, 0, 0, -1]])
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000])
+def test_a_row_that_goes_on_from_a_damaged_checkpoint_fails(bits):
+    config, params = load("bamba")
+    prompt = random_prompt(70, 5, config.vocab_size)
+    jobs = [Job(prompt=prompt, max_tokens=9), Job(prompt=(*prompt, 1, 2, 3), max_tokens=9)]
+    recast = Runner._recast
+
+    def plant(runner, frame, word):
+        runner.state = runner.state.replace(arena=runner.state.arena.at[frame, 0].set(word))
+
+    def damaged(self, name, pair):
+        if name == "widen_checkpoint":
+            return recast(self, name, pair)
+        frame = int(pair.source[self.model.geometry.groups[0].state_frame(0)])
+        sound = self.state.arena[frame, 0]
+        plant(self, frame, np.uint32(bits))
+        recast(self, name, pair)
+        plant(self, frame, sound)  # the row that made it goes on
+
+    with one_shape(64):
+        engine = make_engine(config, params, replace(FLOAT32, cache=INT8), room=20)
+        with mock.patch.object(Runner, "_recast", damaged):
+            first, second = (drive(engine, [job]) for job in jobs)
+        assert first.requests[0].output.finish_reason == "length"
+        assert second.cached[0] and second.moved["widened_checkpoints"] == 1
+        output = second.requests[0].output
+        assert (output.finish_reason, output.token_ids) == ("error", [])
+        engine.close()
 
 
 # --- with little memory ---------------------------------------------------------------------------

@@ -5,8 +5,9 @@ A column of a unit (`StateLayout.scales`) has n values x, one float32 scale s an
     s = max|x| / 127, rounded to 17 bits        c = round(x / s), a half to the even one        x' = c s
 
 127 s is a float32, since s has 17 bits. So the largest x' is 127 s, and narrowing what was widened gives the same s
-and c again. A scale below the smallest normal float32 counts as 0. `tests/exactness/narrow_definition.py` is the same
-in NumPy, bit for bit.
+and c again. That of the largest float32 is finite, for its s is rounded down. Values and scales below the smallest
+normal float32 count as 0. If max|x| is a NaN or an infinity, s is NaN and c is 0, so all x' are NaN: a row that goes on
+from them fails. `tests/exactness/narrow_definition.py` is the same in NumPy, bit for bit.
 """
 
 from __future__ import annotations
@@ -113,11 +114,18 @@ def _widen_group(
 
 def quantized(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Scales float32[..., 1, n] and codes int8[..., m, n] of values float32[..., m, n]."""
+    sizes = jnp.abs(x)
+    largest = sizes.max(axis=-2, keepdims=True)
     # The factor is a number of its own: XLA would make it of a division by a constant, and NumPy would not.
-    largest = jnp.abs(x).max(axis=-2, keepdims=True) * np.float32(1 / MOST)
-    bits = (_bits(largest) + (1 << DROPPED_BITS - 1)) & ~np.uint32((1 << DROPPED_BITS) - 1)
-    scales = jnp.where(largest < SMALLEST, 0.0, _floats(bits))
-    codes = jnp.where(scales == 0, 0.0, jnp.round(x / jnp.where(scales == 0, 1.0, scales)))
+    scales = largest * np.float32(1 / MOST)
+    bits = (_bits(scales) + (1 << DROPPED_BITS - 1)) & ~np.uint32((1 << DROPPED_BITS) - 1)
+    scales = jnp.where(scales < SMALLEST, 0.0, _floats(bits))
+    # Of a NaN with high bits the sum has overflowed.
+    scales = jnp.where(jnp.isfinite(largest), scales, jnp.nan)
+    some = scales > 0
+    codes = jnp.round(x / jnp.where(some, scales, 1.0))
+    # On a CPU XLA takes smaller values for 0, and NumPy does not.
+    codes = jnp.where(some & (sizes >= SMALLEST), codes, 0.0)
     return scales, jnp.clip(codes, -MOST, MOST).astype(jnp.int8)
 
 
