@@ -359,9 +359,10 @@ def test_what_is_sooner_computed_is_not_written():
 def test_a_prompt_does_not_wait_for_reads_of_others_if_there_is_nothing_for_it():
     engine, disk, prompt = filled(num_frames=200)
     disk.rng = type("Slow", (Random,), {"randint": lambda self, a, b: 10**6})()
+    engine.add([5] * 40, max_tokens=500)  # so that nobody waits for a read
+    engine.step()
     for token in range(MOST_READS):
         engine.add([*prompt, token + 3], max_tokens=1)
-    engine.step()
     engine.step()
     assert len(engine.scheduler.memory.on_disk._reads) == MOST_READS
     other = engine.add([9] * 50, max_tokens=2, name="other")

@@ -375,7 +375,8 @@ def test_three_tiers_agree_with_sets_of_prefixes(cell, caplog):
     machine = type("Machine", (TierMachine,), names).TestCase
     machine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
     machine("runTest").runTest()
-    wanted = {"disk saves", "disk loads", "damage", "saves", "loads", "kept below"}
+    wanted = {"disk saves", "disk loads", "saves", "loads", "kept below"}
+    wanted |= {"damage"} if cell == "hybrid" else set()
     wanted |= {"narrowed", "widened"} if "int8" in cell else set()
     assert not wanted - {name for name, count in reached.items() if count}, reached
 
