@@ -124,7 +124,10 @@ def engine_options(
             refuse_name("LLM", name, {*known, *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
     if "cache_dir" in options:
-        options["cache_dir"] = os.fspath(options["cache_dir"])
+        folder = options["cache_dir"]
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"LLM: cache_dir must be the path of a folder, got {folder!r}")
+        options["cache_dir"] = os.fspath(folder)
     for name in ("memory", "host_memory", "disk_memory"):
         if name in options and (name, options[name]) != ("host_memory", 0):
             options[name] = parse_size(options[name], name=name)

@@ -345,3 +345,11 @@ def test_a_single_short_request_is_kept_though_its_copies_are_not_compiled_yet(
         llm.generate([{"prompt_token_ids": PROMPTS[0]}], GREEDY)
         threading.Timer(0.3, closing.set).start()
     assert any(file.path.name.startswith("checkpoint") for file in files_of(tmp_path))
+
+
+@pytest.mark.parametrize("folder", [5, b"folder", True])
+def test_what_is_no_path_is_named(folder):
+    with pytest.raises(
+        TypeError, match=f"^LLM: cache_dir must be the path of a folder, got {folder!r}$"
+    ):
+        tiny_llm(cache_dir=folder, **SMALL)

@@ -247,6 +247,7 @@ MISTAKES = [
     ("cache show IN", "IN has other files in it, and no hybrid_jax_cache.json; give an empty or a new folder"),
     ("cache show IN --to 5GB", "--to goes with prune only, got 5GB"),
     ("cache prune IN --remove", "--remove goes with verify only"),
+    ("generate ab --cache-dir ''", "--cache-dir must be the path of a folder, got ''"),
     ("generate ab --disk-memory 5GB", "--disk-memory must be left out without --cache-dir, got 5000000000"),
     # pool-sim
     ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),

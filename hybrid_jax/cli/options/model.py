@@ -37,7 +37,7 @@ HostMemoryOption = Annotated[
     ),
 ]
 CacheDirOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         help="Folder in which the prefix cache is kept, too, made if it is not there. Later runs with the same model "
         "find their prompts there; `hybrid-jax cache` looks after it.",
