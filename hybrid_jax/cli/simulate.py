@@ -71,6 +71,13 @@ def simulate(
             show_default="none",
         ),
     ] = None,
+    loads: Annotated[
+        str,
+        typer.Option(
+            help="faster: what takes longer to load than to compute is computed, and not written to disk; always: all "
+            "is written and loaded."
+        ),
+    ] = "faster",
     checkpoints: Annotated[
         str,
         typer.Option(help="How the cache keeps recurrent states: as the model has them, or int8."),
@@ -125,6 +132,10 @@ def simulate(
             )
     if clock == "order" and max_rows is not None:
         raise ValueError(f"--max-rows goes with --clock arrivals only, got {max_rows}")
+    if loads not in ("faster", "always"):
+        raise ValueError(f"--loads must be faster or always, got {loads!r}")
+    if loads == "always" and host_memory is None and disk_memory is None:
+        raise ValueError("--loads goes with --host-memory or --disk-memory only, got always")
     if checkpoints not in ("float32", "int8"):
         raise ValueError(f"--checkpoints must be float32 or int8, got {checkpoints!r}")
     spec = load_spec(model_spec, cut=cut, kv_group=kv_group, state_group=state_group)
@@ -164,6 +175,7 @@ def simulate(
             host_capacity=below,
             disk_capacity=on_disk,
             narrow_bytes=narrow,
+            loads="always" if loads == "always" else "faster",
             **told,
         )
     else:

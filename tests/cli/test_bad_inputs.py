@@ -203,6 +203,11 @@ MISTAKES = [
         "generate x --checkpoints int8 --exact",
         "--cache must be with --checkpoints float32 in exact mode, got 'int8'",
     ),
+    ("simulate --trace IN/empty --loads x", "--loads must be faster or always, got 'x'"),
+    (
+        "simulate --trace IN/empty --loads always",
+        "--loads goes with --host-memory or --disk-memory only, got always",
+    ),
     (
         "simulate --trace IN/empty --host-memory 8GB",
         "--host-memory goes with --clock arrivals only, because the engine's plans move what it holds, got 8GB; add",

@@ -153,7 +153,8 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
 
 
 def test_with_tiers_the_table_tells_what_each_had(arrive):
-    options = ("--capacity", "500MB", "--host-memory", "1GB", "--disk-memory", "5GB")
+    sizes = ("--capacity", "500MB", "--host-memory", "1GB", "--disk-memory", "5GB")
+    options = (*sizes, "--loads", "always")
     told, found = table(arrive(*options)), json.loads(arrive("--json", *options)[1])
     assert told["hits in the cache"] == "96 tokens, 40.00 %; 2 requests"
     assert told["in the host's memory"] == told["on disk"] == "0 tokens, 0.00 %; 0 requests"
@@ -164,6 +165,8 @@ def test_with_tiers_the_table_tells_what_each_had(arrive):
     assert "the cache alone" not in told
     alone = table(arrive(*options, "--bounds"))["the cache alone"]
     assert alone.startswith("token hit rate 40.00 %; time to first token p5 ")
+    # So short prompts are sooner computed than read from there, so nothing is written.
+    assert table(arrive(*sizes))["disk memory"].startswith("0 saves of 0 B, 0 loads of 0 B; ")
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ def simulate_in_flight(
             shapes=shapes,
             device=device,
             narrow_bytes=narrow_bytes,
+            loads=loads,
         )
         alone = ArenaAlone(
             hit_tokens=found.hit_tokens,
