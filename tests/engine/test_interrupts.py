@@ -119,8 +119,12 @@ def make_requests(again: str = "") -> list[Request]:
     ]
 
 
-def make_engine(name: str = "with_unknown_kind", **settings) -> Engine:
-    return tiny_engine(name, max_rows=3, prefill_tokens=32, max_model_len=128, **settings)
+def make_engine(
+    name: str = "with_unknown_kind", checkpoints: str = "float32", **settings
+) -> Engine:
+    cache = CacheConfig(checkpoints=checkpoints, loads="always")
+    sizes = dict(max_rows=3, prefill_tokens=32, max_model_len=128)
+    return tiny_engine(name, cache=cache, **sizes, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +291,7 @@ def test_an_exception_at_any_line_with_checkpoints_as_int8_leaves_nothing_behind
 ):
     """Of three tiers. Which hits there are may change the text, so it is not compared."""
     engine = make_engine(
-        cache=CacheConfig(checkpoints="int8"), memory=850_000, host_memory=4 << 20,
+        checkpoints="int8", memory=850_000, host_memory=4 << 20,
         cache_dir=str(tmp_path), disk_memory=1 << 30,
     )  # fmt: skip
     for index, (line, count) in enumerate(lines_that_run(engine, [function], twice)):
