@@ -83,7 +83,8 @@ class FakeEngine:
         root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
         tree = SimpleNamespace(root=root)
         off = engine_config.cache.policy == "off"
-        self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))
+        memory = SimpleNamespace(tree=None if off else tree, below=None, on_disk=None)
+        self.scheduler = SimpleNamespace(memory=memory)
 
     def order(self, prompts):
         return list(range(len(prompts)))
