@@ -306,7 +306,7 @@ class TierMachine(RuleBasedStateMachine):
         for node in [*tree.root.walk()]:
             if not node.end or not node.has(tier):
                 continue
-            tokens = np.concatenate([part.tokens for part in node.path()])
+            tokens = node.prefix()
             found = tree.match(tokens, least=0).found[tier]
             if not found.hit_len:
                 continue

@@ -69,7 +69,7 @@ def copy_of(tree: RadixTree, node: Node, length: int, *, source: int, into: int)
     Returns:
         None if there is no room; then nothing was taken.
     """
-    tokens = np.concatenate([part.tokens for part in node.path()])[:length]
+    tokens = node.prefix()[:length]
     listed = tree.pages_to(node, length, source)
     form, state = 0, tuple[int, ...]()
     if tree.needs_slots:
@@ -168,7 +168,7 @@ def to_save(tree: RadixTree, node: Node, into: int) -> tuple[Node, int] | None:
         if resumes != [True, False]:
             return None
         return node, node.end
-    tokens = np.concatenate([part.tokens for part in node.path()])
+    tokens = node.prefix()
     found = tree.match(tokens, least=0).found
     here = found[ARENA]
     if found[into].hit_len >= here.hit_len:
@@ -189,7 +189,7 @@ def take_over(tree: RadixTree, before: RadixTree, tier: int) -> None:
         length = node.end - node.end % tree.grain
         ends = node.has_checkpoint(tier) if tree.needs_slots else node.has(tier)
         if ends and length:
-            tokens = np.concatenate([part.tokens for part in node.path()])[:length]
+            tokens = node.prefix()[:length]
             pages = before.pages_to(node, length, tier)
             states = np.array(
                 old_slots.frames(node.slots[tier]) if tree.needs_slots else (), np.intp

@@ -164,6 +164,10 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def prefix(self) -> np.ndarray:
+        """int32[end] the tokens of its path."""
+        return np.concatenate([node.tokens for node in self.path()])
+
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, parents first."""
         stack = [self]

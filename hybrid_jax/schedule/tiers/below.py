@@ -153,7 +153,7 @@ class Below:
             return True
         tree, hit = self._tree, match.found[self.number]
         length = hit.hit_len
-        tokens = np.concatenate([part.tokens for part in hit.node.path()])[:length]
+        tokens = hit.node.prefix()[:length]
         _, missing = shared_pages(
             tree, tokens, tree.pages_to(hit.node, length, self.number) > 0, ARENA
         )

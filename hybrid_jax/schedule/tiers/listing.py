@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from hybrid_jax.cache.tree.node import ARENA, DISK, HOSTS_MEMORY, Node, TierLine
 from hybrid_jax.schedule.tiers.below import Below
 from hybrid_jax.schedule.tiers.on_disk import OnDisk
@@ -45,7 +43,7 @@ def _in_host(node: Node, tier: int, down: dict[Node, tuple[int, bool]]) -> Itera
 def _on_disk(node: Node, on_disk: OnDisk, names: set[str]) -> Iterator[TierLine]:
     """The disk is asked by the prefixes that end on the node's span, the longest first, for it knows no nodes."""
     disk, grain = on_disk.disk, on_disk.grain
-    chain = disk.chain(np.concatenate([part.tokens for part in node.path()]))
+    chain = disk.chain(node.prefix())
     there = disk.find(chain, node.start, node.end, held=0)
     if there:
         yield TierLine(DISK, there, True, False, "on disk" + _up_to(node, there))

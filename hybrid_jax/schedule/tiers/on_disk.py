@@ -91,11 +91,12 @@ class OnDisk:
         noted = self._unsettled.pop(sequence, [])
         if sequence.in_flight.damaged:
             return
-        drawn = len(sequence.tokens)
+        rest = []
         for tokens in noted:
-            if drawn > max(len(tokens), sequence.goal):
+            if len(sequence.tokens) > max(len(tokens), sequence.goal):
                 self._want(tokens)
-        rest = [tokens for tokens in noted if drawn <= max(len(tokens), sequence.goal)]
+            else:
+                rest.append(tokens)
         if rest and sequence.phase is not Phase.DONE:
             self._unsettled[sequence] = rest
 
@@ -134,7 +135,7 @@ class OnDisk:
         """Is told of each eviction, while all of it is in place."""
         if tier != ARENA or not self._waiting:
             return
-        tokens = np.concatenate([part.tokens for part in node.path()])
+        tokens = node.prefix()
         found = self._waiting.pop(self.disk.chain(tokens).name(len(tokens)), None)
         if found is not None and not self._save(*found):
             self.disk.counters.saves_dropped += 1
