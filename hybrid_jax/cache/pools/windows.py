@@ -114,9 +114,12 @@ class WindowedPageHolds(PageHolds):
     def copied(self, source: PageStore, frames: np.ndarray, into: np.ndarray) -> None:
         if not isinstance(source, WindowedPageHolds) or not source._read_from:
             return
+        copies: dict[int, list[int]] = {}  # by the position from which they are read
         for frame, copy in zip(frames.ravel().tolist(), into.ravel().tolist(), strict=True):
             if frame and copy and (first := source._first_reader(frame)):
-                self.lack_beginnings(np.array([copy]), first)
+                copies.setdefault(first, []).append(copy)
+        for first, alike in copies.items():
+            self.lack_beginnings(np.array(alike), first)
 
     def _first_reader(self, frame: int) -> int:
         """From which position on rows go on that may read a frame; 0 for any."""

@@ -25,9 +25,8 @@ class PromptClock:
     def __init__(self, speeds: Speeds | None, costs: Costs) -> None:
         self._speeds, self._costs = speeds, costs
         self._steps = Rate()  # decode steps a second
-        self._begun: deque[float | None] = (
-            deque()
-        )  # of plans in flight; None of those that tell nothing
+        # Of plans in flight; None of those that tell nothing.
+        self._begun: deque[float | None] = deque()
         self._received = 0.0
 
     def dispatches(self, plan: Plan, *, compiles: bool) -> None:
