@@ -9,7 +9,6 @@ Names are loaded on first use, so `import hybrid_jax` brings in neither jax nor 
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from hybrid_jax.weights import save_orbax as save_orbax
 
 __version__ = "0.1.0"
-
-# Silent unless a program asks for it, for example by logging.basicConfig(level="INFO").
-logging.getLogger("hybrid_jax").addHandler(logging.NullHandler())
 
 _HOMES = {
     "api.llm": ("LLM",),

@@ -40,11 +40,11 @@ def byte_tokenizer():
     return Tokenizer(backend, chat_templates={"default": TEMPLATE})
 
 
-def tiny_llm(**options):
-    """An LLM of a tiny model over bytes, with few shapes to compile."""
+def tiny_llm(*, weights=0, **options):
+    """An LLM of a tiny model over bytes, with few shapes to compile. `weights` is the seed of its weights."""
     config = replace(tiny_model("bamba")[0], vocab_size=256, max_position=1024)
     options = {"max_rows": 4, "prefill_tokens": 32, "tokenizer": byte_tokenizer()} | options
-    return LLM.from_params(config, redrawn(config, seed=0), quiet=True, **options)
+    return LLM.from_params(config, redrawn(config, seed=weights), quiet=True, **options)
 
 
 def opened(config):

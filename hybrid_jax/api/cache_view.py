@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import reprlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
 SHOWN_TOKENS, SHOWN_CHARACTERS = 32, 40  # of a span in the picture of the tree
 LOADED = "background:repeating-linear-gradient(45deg,rgba(66,133,244,.25) 0 4px,rgba(66,133,244,.6) 4px 8px)"
 LOWER = "border-bottom:1px dotted"  # what only tiers below the arena have
+NO_FOLDER = {
+    FileNotFoundError: "; make its folder first",
+    IsADirectoryError: "; give the name of a file",
+}
+NO_FILE = {
+    FileNotFoundError: "; cache.save writes one",
+    IsADirectoryError: "; give the name of a file",
+}
 REMEMBERED = 4096  # requests that can still be explained
 # Tokens of the prompt, those that were skipped, and the look-up.
 SeenRequest = tuple[int, int, LookUp | None]
@@ -399,7 +408,7 @@ class CacheView:
             How many tokens of the prompt the file has: up to the last resume point that is cached.
 
         Raises:
-            ValueError: nothing of the prompt is cached. OSError: of the system.
+            ValueError: the cache is off, or nothing of the prompt is cached. OSError: of the system.
 
         Example:
             >>> import pathlib, tempfile
@@ -414,7 +423,12 @@ class CacheView:
             128
         """
         [read] = read_prompts([prompt], self._tokenizer, vocab_size=self._vocab_size)
-        saved = self._ask(questions.save_prefix, Path(file), read.token_ids)
+        with _told_with("cache.save", file, NO_FOLDER):
+            saved = None
+            while (
+                saved is None
+            ):  # the engine answers between two turns, so each answer comes after another turn
+                saved = self._ask(questions.save_prefix, Path(file), read.token_ids)
         if not saved:
             raise ValueError(
                 f"cache.save: no resume point of this prompt of {len(read.token_ids)} tokens is in memory; they lie "
@@ -430,13 +444,25 @@ class CacheView:
             ValueError: the file is damaged, or of another model, or of other weights or settings; or memory has no room
                 for it. FileNotFoundError, OSError: there is no such file, or it cannot be read.
         """
-        try:
+        with _told_with("cache.load", file, NO_FILE):
             return self._ask(questions.load_prefix, Path(file))
-        except ValueError as error:
-            raise ValueError(f"cache.load: {error}") from error
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"
+
+
+@contextmanager
+def _told_with(
+    what: str, file: str | Path, remedies: Mapping[type[OSError], str]
+) -> Iterator[None]:
+    """Has an error say what was done, and one of the system name the file and what helps."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    except OSError as error:
+        remedy = next((x for kind, x in remedies.items() if isinstance(error, kind)), "")
+        raise type(error)(error.errno, f"{what}: {error.strerror}{remedy}", str(file)) from error
 
 
 def _html_line(line: NodeLine) -> str:

@@ -162,8 +162,8 @@ def past_requests(engine: Engine) -> PastRequests | None:
 
 
 @Question
-def save_prefix(engine: Engine, file: Path, tokens: Sequence[int]) -> int:
-    """Writes what the arena has of a prompt to a file; returns its tokens, 0 for nothing."""
+def save_prefix(engine: Engine, file: Path, tokens: Sequence[int]) -> int | None:
+    """Writes what the arena has of a prompt to a file; returns its tokens, 0 for nothing, None for "after a turn"."""
     return engine.save_prefix(file, tokens)
 
 

@@ -42,7 +42,7 @@ def cache(
     """Show, shrink or check a folder of cached prefixes (LLM's cache_dir).
 
     Engines may use the folder meanwhile. The exit code of verify is 1 if damaged files are left, or files that
-    cannot be read. Those are not removed, for they may be whole.
+    cannot be read. Those are not removed, for they may be whole. That of prune is 1 if a file cannot be removed.
     """
     if action not in ACTIONS:
         raise ValueError(f"cache: ACTION must be show, prune or verify, got {action!r}")
@@ -104,13 +104,16 @@ def _prune(folder: Path, to: str | None) -> dict[str, Any]:
         raise ValueError(
             "cache: prune needs --to, the bytes that may stay, like --to 5GiB or --to 0"
         )
-    count, removed = prune(folder, 0 if to.strip() == "0" else parse_size(to, name="--to"))
+    removed = prune(folder, 0 if to.strip() == "0" else parse_size(to, name="--to"))
+    for file, error in removed.failed:
+        _note_kept(file.path, error)
     rest = sum(file.num_bytes for file in files_of(folder))
     rows = {
-        "removed": f"{counted(count, 'file')}, {format_size(removed)}",
+        "removed": f"{counted(removed.num_files, 'file')}, {format_size(removed.num_bytes)}",
         "left": format_size(rest),
     }
-    return {"removed_files": count, "removed_bytes": removed, "bytes": rest, "rows": rows}
+    found = {"removed_files": removed.num_files, "removed_bytes": removed.num_bytes, "bytes": rest}
+    return {**found, "rows": rows, "failed": bool(removed.failed)}
 
 
 def _verify(folder: Path, *, remove: bool) -> dict[str, Any]:
@@ -152,6 +155,10 @@ def _removed(file: Path) -> bool:
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
-        note(f"{file} cannot be removed: {error.strerror or error}")
+        _note_kept(file, error)
         return False
     return True
+
+
+def _note_kept(file: Path, error: OSError) -> None:
+    note(f"{file} cannot be removed: {error.strerror or error}")

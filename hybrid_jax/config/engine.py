@@ -8,7 +8,7 @@ from typing import Literal
 
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.config.backend import BACKENDS, Kernels
-from hybrid_jax.config.checks import flags, integers, must, one_of, positive
+from hybrid_jax.config.checks import flags, integers, must, one_of, positive, require
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import refuses_other_names
 from hybrid_jax.config.speculation import SpeculationConfig
@@ -164,9 +164,9 @@ class EngineConfig:
             positive(self, "memory")
         must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
         must(self, "host_memory", self.host_memory >= 0, "at least 0")
-        form = self.cache.checkpoints
-        good = not self.exact or form == "float32"
-        must(self, "cache", good, "with checkpoints='float32' in exact mode", repr(form))
+        rounds = self.exact and self.cache.checkpoints == "int8"
+        why = "exact=True does not go with checkpoints='int8', whose states are rounded; leave one out"
+        require(not rounds, "EngineConfig", why)
         kept = not self.host_memory or self.cache.policy != "off"
         must(self, "host_memory", kept, "0 with cache='off', for it holds what the cache evicts")
         if self.cache_dir is None:

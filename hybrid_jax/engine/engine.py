@@ -280,20 +280,24 @@ class Engine:
         parts = self.config, self.runner.params, self.engine_config, self.geometry
         return root_of_engine(*parts, self._place)
 
-    def save_prefix(self, file: Path, tokens: Sequence[int]) -> int:
+    def save_prefix(self, file: Path, tokens: Sequence[int]) -> int | None:
         """Writes what the arena has of a prompt to a file; returns its tokens, 0 if that is nothing.
 
+        None means that a plan in flight must be received first, and that it can be asked for again after a turn.
+
         Raises:
-            OSError: of the system.
+            ValueError: the cache is off. OSError: of the system.
         """
+        self._require_cache()
         with self._books(unchanged_by=OSError):
             self._dispatch_next()
             tree, geometry = self.scheduler.memory.tree, self.geometry
+            assert tree is not None, tree
             prompt = np.asarray(tokens, np.int32)
             narrowing = self.scheduler.memory.narrowing
             if narrowing is not None and narrowing.is_due:
-                return 0  # a plan in flight must be received first
-            if tree is None or not (hit := tree.match(prompt, least=0).found[ARENA]).hit_len:
+                return None
+            if not (hit := tree.match(prompt, least=0).found[ARENA]).hit_len:
                 return 0
             length = hit.hit_len
             places = places_in(wanted_frames(geometry, length))
@@ -307,11 +311,11 @@ class Engine:
         """Puts what `save_prefix` has written into the arena; returns its tokens.
 
         Raises:
-            ValueError: the file is damaged, or of another model; or there is no room. OSError: of the system.
+            ValueError: the cache is off; the file is damaged, or of another model; or there is no room.
+            OSError: of the system.
         """
+        self._require_cache()
         geometry = self.geometry
-        if self.scheduler.memory.tree is None:
-            raise ValueError("the cache is off; choose a policy for it")
         arrays = read_prefix(file, self.root, geometry).arrays
         tokens = arrays[TOKENS]
         frames = Frames.zeros(geometry, places_in(wanted_frames(geometry, len(tokens))))
@@ -326,6 +330,10 @@ class Engine:
         if arrived is None:
             raise ValueError(f"there is no room for the prefix of {file}; raise memory")
         return len(tokens)
+
+    def _require_cache(self) -> None:
+        if self.scheduler.memory.tree is None:
+            raise ValueError("the cache is off; choose a policy for it")
 
     def _dispatch_next(self) -> None:
         """Dispatches a plan that was put off, or one that narrows: the tree has what they are still to write."""

@@ -42,6 +42,7 @@ class DiskCounters:
         saves, saved_bytes: prefixes and bytes that were written.
         saves_dropped: prefixes that were evicted, or came too fast, before they were copied, or whose copies failed.
         saves_slower: prefixes that were not written, because to read them would take longer than to compute them.
+        writes_failed: 1 once an error of the system has ended writing.
         loads, loaded_bytes, loaded_tokens: prefixes and bytes that were read and used, and the tokens that the arena
             had not.
         hit_tokens: how many of these tokens prompts skipped in the end.
@@ -54,6 +55,7 @@ class DiskCounters:
     saved_bytes: int = 0
     saves_dropped: int = 0
     saves_slower: int = 0
+    writes_failed: int = 0
     loads: int = 0
     loaded_bytes: int = 0
     loaded_tokens: int = 0
@@ -356,7 +358,7 @@ class Disk(Prefixes):
                 if self.writing:
                     self._write(save, copies)
             except OSError as error:  # the engine goes on without
-                self.writing = False
+                self.writing, self.counters.writes_failed = False, 1
                 LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
             except Exception as error:  # such as that of a step that failed, raised by its copies
                 self.counters.saves_dropped += 1

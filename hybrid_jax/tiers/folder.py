@@ -8,6 +8,7 @@ from the files at any time, and several processes may share a folder.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -222,12 +223,15 @@ class Folder(Parts):
         A folder that somebody has removed is made again.
 
         Raises:
-            OSError: of the system.
+            OSError: of the system; or the others cannot be removed.
         """
         if self.limit is None or name in self._sizes:
             return 0
         marks = {"root": self.root, "name": name, **marks}
-        self.make_room(part_bytes(marks, arrays))
+        num_bytes = part_bytes(marks, arrays)
+        self.make_room(num_bytes)
+        if self._all_bytes + num_bytes > self.limit:
+            raise OSError(errno.ENOSPC, "it is full, and files in it cannot be removed")
         try:
             written = write_part(self._own / name, marks, arrays)
         except FileNotFoundError:  # somebody has removed the folder
@@ -337,35 +341,46 @@ def about_root(path: Path) -> Mapping[str, str]:
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
-def prune(path: Path, limit: int) -> tuple[int, int]:
-    """Removes what was not used for longest until a folder's files have at most `limit` bytes.
+class Removed(NamedTuple):
+    """What was removed of a folder.
 
-    Returns:
-        Files and bytes that were removed.
+    Attributes:
+        num_files, num_bytes: files, and their bytes. failed: what could not be removed, with the error.
     """
+
+    num_files: int
+    num_bytes: int
+    failed: list[tuple[Stored, OSError]]
+
+
+def prune(path: Path, limit: int) -> Removed:
+    """Removes what was not used for longest until a folder's files have at most `limit` bytes."""
     return remove_oldest(files_of(path), limit, lambda file: file.path.unlink())
 
 
 def remove_oldest(
     files: Iterable[Stored], limit: int, remove: Callable[[Stored], object]
-) -> tuple[int, int]:
+) -> Removed:
     """Removes what was not used for longest until at most `limit` bytes are left. Of equals the name decides.
 
     Args:
         remove: removes a file. One for which it raises OSError stays.
-
-    Returns:
-        Files and bytes that were removed.
     """
     ordered = sorted(files, key=lambda file: (file.used, file.path.name))
     rest, removed, count = sum(file.num_bytes for file in ordered), 0, 0
+    failed: list[tuple[Stored, OSError]] = []
     for file in ordered:
         if rest - removed <= limit:
             break
-        with suppress(OSError):
+        try:
             remove(file)
+        except FileNotFoundError:  # somebody else was first
+            removed += file.num_bytes
+        except OSError as error:
+            failed.append((file, error))
+        else:
             removed, count = removed + file.num_bytes, count + 1
-    return count, removed
+    return Removed(count, removed, failed)
 
 
 def _write_json(file: Path, value: object) -> None:

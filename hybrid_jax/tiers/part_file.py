@@ -158,12 +158,17 @@ def _array(data: np.ndarray, entry: dict) -> np.ndarray:
     return data[begin:end].view(dtype).reshape(shape)
 
 
+def shapes_of(part: Part) -> dict[str, Shape]:
+    """The arrays that a part has."""
+    return {name: Shape(x.dtype.name, x.shape) for name, x in part.arrays.items()}
+
+
 def check_shapes(file: Path, part: Part, shapes: Mapping[str, Shape]) -> None:
     """Checks that a part has these arrays and no others.
 
     Raises:
         Damaged: it has not.
     """
-    found = {name: Shape(x.dtype.name, x.shape) for name, x in part.arrays.items()}
+    found = shapes_of(part)
     if found != dict(shapes):
         raise Damaged(f"{file} has other arrays than the model: {found}, not {dict(shapes)}")

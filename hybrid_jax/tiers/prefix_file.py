@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
-from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes, read_part, write_part
+from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes, read_part, shapes_of, write_part
 
 TOKENS = "tokens"
 KIND = "prefix"
@@ -35,24 +36,37 @@ def read_prefix(file: Path, root: str, geometry: Geometry) -> Part:
 
     Raises:
         Damaged: the file is damaged, or something else. ValueError: it is of another model, or of other weights or
-            settings, or the engine cannot resume there. OSError: of the system.
+            settings, or the engine cannot resume there; the message says which. OSError: of the system.
     """
     part = read_part(file)
     if part.marks.get("kind") != KIND:
         raise Damaged(
             f"{file} is no prefix that cache.save has written, but {part.marks.get('kind')!r}"
         )
-    if part.marks.get("root") != root:
-        raise ValueError(
-            f"{file} is of another model, or of other weights, another dtype or speculation; generate from the prompt "
-            "instead"
-        )
     position = int(part.marks["position"])
+    shapes = {
+        TOKENS: parcel.Shape("int32", (position,)),
+        **parcel.prefix_shapes(geometry, position),
+    }
+    if part.marks.get("root") != root:
+        raise ValueError(f"{file} {_other(part, shapes)}; generate from the prompt instead")
     if position % geometry.grain:
         raise ValueError(
             f"{file} ends after {position} tokens, and this engine resumes at multiples of {geometry.grain}; save it "
             f"with grain={geometry.grain}"
         )
-    shapes = {TOKENS: parcel.Shape("int32", (position,))}
-    check_shapes(file, part, shapes | parcel.prefix_shapes(geometry, position))
+    check_shapes(file, part, shapes)
     return part
+
+
+def _other(part: Part, shapes: Mapping[str, parcel.Shape]) -> str:
+    """What is other about a prefix that another root has, in words."""
+    narrow, own_narrow = parcel.NARROW in part.arrays, parcel.NARROW in shapes
+    if narrow != own_narrow:
+        forms = [
+            f"CacheConfig(checkpoints={'int8' if x else 'float32'!r})" for x in (narrow, own_narrow)
+        ]
+        return f"was saved with {forms[0]}, and this engine has {forms[1]}"
+    if shapes_of(part) != dict(shapes):
+        return "is of another model, or was saved with another dtype, kv_cache_dtype, speculation or cut"
+    return "is of other weights, or one of the two engines is exact, or of another version"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -306,11 +307,22 @@ class TestOnePrefix:
             with pytest.raises(ValueError, match="cache.save: no resume point of this prompt"):
                 llm.cache.save(PROMPTS[0], file)
             assert not file.exists()
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(
+                FileNotFoundError, match="cache.load: .*; cache.save writes one: '"
+            ) as said:
                 llm.cache.load(file)
+            assert said.value.filename == str(file)
             answers(llm, PROMPTS[:1])
-            with pytest.raises(OSError):
-                llm.cache.save(PROMPTS[0], tmp_path / "none" / "prefix")
+            nowhere = tmp_path / "none" / "prefix"
+            with pytest.raises(
+                FileNotFoundError, match="cache.save: .*; make its folder first"
+            ) as said:
+                llm.cache.save(PROMPTS[0], nowhere)
+            assert said.value.filename == str(nowhere)
+            for call in (llm.cache.load, functools.partial(llm.cache.save, PROMPTS[0])):
+                with pytest.raises(IsADirectoryError, match="cache..*; give the name of a file"):
+                    call(tmp_path)
+            assert list(tmp_path.iterdir()) == []
             llm.cache.save(PROMPTS[0], file)
             part = next(f.path for f in files_of(filled[0]))
             with pytest.raises(ValueError, match="cache.load: .* is no prefix that cache.save"):
@@ -322,7 +334,14 @@ class TestOnePrefix:
                 llm.cache.load(tmp_path / "damaged")
             assert answers(llm, PROMPTS[:2])[0] == filled[1][:2]
         with tiny_llm(kv_cache_dtype="fp8", **SMALL) as llm:
-            with pytest.raises(ValueError, match="is of another model, or of other weights"):
+            with pytest.raises(ValueError, match="was saved with another dtype, kv_cache_dtype"):
+                llm.cache.load(file)
+        with tiny_llm(**SMALL | {"cache": CacheConfig(checkpoints="int8")}) as llm:
+            both = "saved with CacheConfig.checkpoints='float32'., and this engine has CacheConfig.*int8"
+            with pytest.raises(ValueError, match=both):
+                llm.cache.load(file)
+        with tiny_llm(weights=1, **SMALL) as llm:
+            with pytest.raises(ValueError, match="is of other weights, or one of"):
                 llm.cache.load(file)
         with tiny_llm(**SMALL | {"cache": "off"}) as llm:
             with pytest.raises(ValueError, match="the cache is off"):

@@ -177,7 +177,7 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"exact": True, "cache": CacheConfig(checkpoints="int8")},
             ValueError,
-            "LLM: cache must be with checkpoints='float32' in exact mode, got 'int8'",
+            "LLM: exact=True does not go with checkpoints='int8', whose states are rounded",
         ),
         (
             {"cache": "best"},

@@ -201,7 +201,7 @@ MISTAKES = [
     ("inspect --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
     (
         "generate x --checkpoints int8 --exact",
-        "--cache must be with --checkpoints float32 in exact mode, got 'int8'",
+        "--exact does not go with --checkpoints int8, whose states are rounded; leave one out",
     ),
     ("simulate --trace IN/empty --loads x", "--loads must be faster or always, got 'x'"),
     (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +56,19 @@ def test_prune(folder, capsys):
     code, out, _ = said(capsys, "prune", folder, "--to", "0")
     assert "2 files" in out and list(files_of(folder)) == []
     assert said(capsys, "show", folder)[1].split() == ["all", "0", "B", "of", "0", "models"]
+
+
+def test_prune_says_what_it_cannot_remove(folder, capsys, monkeypatch):
+    """Such as on a volume that is mounted to be read only."""
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        code, out, err = said(capsys, "prune", folder, "--to", "0")
+    assert code == 1 and "0 files" in out and len(list(files_of(folder))) == 4
+    assert err.count("cannot be removed: Read-only file system") == 4
 
 
 def test_verify(folder, capsys):

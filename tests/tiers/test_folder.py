@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,6 +255,23 @@ class TestRoom:
         folder.touch(name_of(3), [])
         folder.write(name_of(4), {}, PART)
         assert name_of(0) not in folder and name_of(3) in folder
+
+    def test_what_cannot_be_removed_makes_no_room(self, tmp_path, clock, monkeypatch):
+        """Such as the files of another user, in a folder where only owners may remove theirs."""
+        folder = open_folder(tmp_path, limit=2 * SIZE)
+        for number in range(2):
+            folder.write(name_of(number), {}, PART)
+
+        def refuse(path, missing_ok=False):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            with pytest.raises(OSError, match="it is full, and files in it cannot be removed"):
+                folder.write(name_of(2), {}, PART)
+            found = prune(tmp_path, 0)
+            assert found.num_files == 0 and len(found.failed) == 2
+        assert sum(file.num_bytes for file in files_of(tmp_path)) <= 2 * SIZE
 
     def test_what_was_left_half_written_goes_when_it_is_old(self, tmp_path, clock):
         open_folder(tmp_path)

@@ -78,9 +78,12 @@ class RadixTree(SpanTree):
         """Puts a node where it belongs now, among the candidates of every tier and among what may be pruned."""
         for refresh in self._orders:
             refresh(node)
-        if not node.held and _is_prunable(node):
+        if node.held:
+            if node in self.prunable.candidates:
+                self.prunable.discard(node)
+        elif _is_prunable(node):
             self.prunable.add(node)
-        elif node in self.prunable.candidates:
+        else:
             self.prunable.discard(node)
 
     # --- look-up --------------------------------------------------------------------------------
@@ -138,12 +141,12 @@ class RadixTree(SpanTree):
         """What a tier has of a prompt that matches a path; the path's deepest node comes first, the root last."""
         cached_len, reach = 0, min(limit, match_len)
         for node in path:
-            if node.has(tier):
+            if tier in node.held:
                 cached_len = min(node.end, match_len)
                 break
         if self.needs_slots:
             for node in path:
-                if node.end <= reach and node.has_checkpoint(tier) and self.readable(node, tier):
+                if tier in node.slots and node.end <= reach and self.readable(node, tier):
                     return Found(cached_len, node.end, node)
             return Found(cached_len, 0, self.root)
         hit_len = max(0, min(cached_len, limit)) // self.grain * self.grain
@@ -279,7 +282,7 @@ class RadixTree(SpanTree):
         counters = self.tiers[tier].counters
         node = self.descend(tokens)
         missing, part = [], node
-        while not part.has(tier):
+        while tier not in part.held:
             missing.append(part)
             part = part.above
         changed = [*missing, part]

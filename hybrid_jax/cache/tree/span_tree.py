@@ -172,10 +172,13 @@ class SpanTree:
         (child,) = node.children.values()
         if child.held.keys() != node.held.keys():
             return False
-        for tier, held in node.held.items():
-            if self.tiers[tier].pages.loses(held.pages, child.held[tier].pages, node.end):
+        for number, held in node.held.items():
+            if self.tiers[number].pages.loses(held.pages, child.held[number].pages, node.end):
                 return False
-        return not any([tier.policy.keeps(node) for tier in self.tiers])
+        for tier in self.tiers:  # noqa: SIM110  # twice as fast as any()
+            if tier.policy.keeps(node):
+                return False
+        return True
 
     def forget(self, node: Node) -> None:
         """Takes a known leaf that nobody needs out of the tree."""
@@ -204,7 +207,8 @@ class SpanTree:
 
     def readable(self, node: Node, tier: int = ARENA) -> bool:
         """Whether a tier has all that a row reads which goes on from a node's end."""
-        return self.tiers[tier].pages.readable(_spans(node, tier), node.end)
+        store = self.tiers[tier].pages
+        return not store.windows or store.readable(_spans(node, tier), node.end)
 
     def deepest(self, node: Node, length: int, grain: int, tier: int = ARENA) -> int:
         """The last multiple of `grain` up to `length`, which is one, from which a row can go on with a tier's pages.
@@ -216,7 +220,7 @@ class SpanTree:
             0 if there is none.
         """
         store = self.tiers[tier].pages
-        spans = list(_spans(node, tier)) if store.windows else []
+        spans = _spans(node, tier) if store.windows else []
         return store.deepest(spans, length, grain)
 
     def give_pages(self, node: Node, pages: RowPages, tier: int = ARENA) -> None:
@@ -384,11 +388,13 @@ class SpanTree:
         )
 
 
-def _spans(node: Node, tier: int) -> Iterator[tuple[int, NodePages]]:
+def _spans(node: Node, tier: int) -> list[tuple[int, NodePages]]:
     """Where the nodes on a path start, and what a tier has of their pages; the deepest node first."""
+    found = []  # a generator would take as long again
     while node.parent is not None:
-        yield node.start, node.held[tier].pages
+        found.append((node.start, node.held[tier].pages))
         node = node.parent
+    return found
 
 
 def first_checkpoints(node: Node, tier: int, *, lone: bool = False) -> Iterator[Node]:

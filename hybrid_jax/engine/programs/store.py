@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import pickle
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,9 +121,13 @@ class ProgramStore:
         try:
             content = data()
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._folder / f"{name}.{os.getpid()}.{threading.get_ident()}.part"
-            part.write_bytes(content)
-            part.replace(self._folder / name)
+            part = self._folder / f"{name}.{secrets.token_hex(8)}.part"  # containers share pids
+            try:
+                part.write_bytes(content)
+                part.replace(self._folder / name)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
             self._tidy()
         except Exception as error:  # no room, or a program that calls back into Python
             LOG.info("could not keep %s: %s", name, error)
