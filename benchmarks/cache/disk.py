@@ -184,7 +184,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         small = replace(settings, memory=400 << 20, max_model_len=512)
         engines = {
             "off": Engine(config, params, replace(small, cache_dir=None, disk_memory=None)),
-            "on": Engine(config, params, replace(small, cache_dir=f"{folder}/small")),
+            "on": Engine(
+                config, params, replace(small, cache_dir=f"{folder}/small", disk_memory=1 << 30)
+            ),
         }
         report["never_back"] = never_back(engines, rounds, 16, "disk_saves")
         print("never back", report["never_back"]["ratio"], flush=True)

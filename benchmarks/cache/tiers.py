@@ -109,7 +109,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     engine.close()
     engines = {
         "off": Engine(config, params, small),
-        "on": Engine(config, params, replace(small, host_memory=2 << 30)),
+        "on": Engine(config, params, replace(small, host_memory=512 << 20)),
     }
     report["never_back"] = never_back(engines, rounds, 16, "host_saves")
     print("never back", report["never_back"]["ratio"], flush=True)
