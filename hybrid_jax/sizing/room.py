@@ -97,6 +97,10 @@ class Room:
     @property
     def remedy(self) -> str:
         """What to do if it does not fit."""
+        beside = (self.device.num_bytes or 0) - (self.needed_bytes - self.host_bytes)
+        if self.host_bytes and beside > 0:
+            most = round_size(beside, up=False).replace(" ", "")  # one word for a shell
+            return f'use at most host_memory="{most}"'
         found = [_words(change, self) for change in _changes(self)]
         if found:
             return f"use {' or '.join(found)}"

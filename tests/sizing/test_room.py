@@ -156,6 +156,18 @@ def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time()
     assert temporary_bytes(config, float32, backend=XLA, widens=True) == plain
 
 
+def test_too_much_of_the_hosts_memory_is_named_with_what_fits():
+    """On a CPU it lies in the same RAM."""
+    config = ModelConfig(
+        family="llama", vocab_size=64, width=64, layers=(residual_layer(mixers=(ATTENTION,)),)
+    )
+    machine, engine = Device(num_bytes=1 << 30), EngineConfig(max_rows=1, host_memory=2 << 30)
+    room = find_room(config, engine, machine)
+    most = parse_size(re.fullmatch('use at most host_memory="(.*)"', room.remedy)[1])
+    assert room.fits is False and 900 << 20 < most < 1 << 30
+    assert find_room(config, replace(engine, host_memory=most), machine).fits
+
+
 @pytest.mark.parametrize(
     "wanted, remedy", [("cuda", 'pip install "hybrid_jax[cuda12]"'), ("tpu", "leave it out")]
 )
