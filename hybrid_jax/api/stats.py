@@ -101,7 +101,7 @@ MEANINGS: dict[str, dict[str, str]] = {
         "disk_saved_bytes": "bytes written for them; what prefixes share is written once",
         "disk_saves_dropped": "prefixes not written: evicted first, too many at once, or their copies failed",
         "disk_saves_slower": "prefixes that were not written, because to compute them takes less time",
-        "disk_writes_failed": "1 once an error of the system has ended writing, such as a full disk",
+        "disk_writes_failed": "whether an error of the system, such as a full disk, has ended writing: 0 or 1",
         "disk_loads": "prefixes that were read because a prompt went on from them",
         "disk_loaded_bytes": "bytes read for them",
         "disk_loaded_tokens": "tokens of these that the cache did not have itself",

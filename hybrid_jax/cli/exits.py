@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -144,6 +145,8 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     given, words = sys.stdout, "interrupted"
     sys.stdout = given and _Stdout(given)
+    warned = _Warned(logging.WARNING)
+    logging.getLogger("hybrid_jax").addHandler(warned)
     try:
         code: Any = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
         # Help is written by a library, which says nothing.
@@ -162,11 +165,19 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
         code = _report(error, flags_of(app, arguments), arguments)
     finally:
         sys.stdout = given
+        logging.getLogger("hybrid_jax").removeHandler(warned)
     if code == INTERRUPTED:  # also what typer makes of Ctrl-C
         with suppress(ValueError):  # this is not the main thread
             signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         note(words)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Warned(logging.Handler):
+    """Writes what the library warns of, such as a folder that is full."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
 
 
 def _forget_stdout() -> None:

@@ -71,10 +71,11 @@ def test_a_preemption_is_heard(caplog):
     assert any(words.startswith(("compiled", "loaded")) for words in said(caplog, "compiling"))
 
 
-def test_nothing_is_printed_unless_asked():
-    code = "import hybrid_jax, logging; logging.getLogger('hybrid_jax.engine').warning('heard')"
+def test_warnings_are_printed_and_more_where_it_is_asked_for():
+    told = "".join(f"log.{level}('{level}');" for level in ("info", "warning"))
+    code = f"import hybrid_jax, logging; log = logging.getLogger('hybrid_jax.engine'); {told}"
     quiet = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert quiet.stdout == quiet.stderr == ""
+    assert (quiet.stdout, quiet.stderr) == ("", "warning\n")
     code = "import logging; logging.basicConfig(level='INFO'); " + code
     loud = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loud.stderr == "WARNING:hybrid_jax.engine:heard\n"
+    assert loud.stderr == "INFO:hybrid_jax.engine:info\nWARNING:hybrid_jax.engine:warning\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -159,3 +160,13 @@ def test_mistakes_of_the_caller(folder, tmp_path, capsys, arguments, message):
     code, out, err = said(capsys, *(names.get(word, word) for word in arguments))
     assert code == 2 and message in err and "Traceback" not in err
     assert len(list(files_of(folder))) == 4
+
+
+def test_what_the_library_warns_of_is_a_line_of_the_command(folder, capsys, monkeypatch):
+    def warned(*_):
+        logging.getLogger("hybrid_jax.disk").warning("%s is full", folder)
+        return []
+
+    monkeypatch.setattr(module, "files_of", warned)
+    code, _, err = said(capsys, "show", folder)
+    assert (code, err) == (0, f"hybrid-jax: {folder} is full\n")
