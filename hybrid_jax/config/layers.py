@@ -125,6 +125,7 @@ class Mamba2:
             ("norm_first"), or only multiplied ("none").
         norm_groups: that RMS norm works on this many equal blocks of the inner width.
         norm_eps: its epsilon.
+        norm_shards: a block of that norm goes over so many devices, one after the other, each of which has this layer.
         source: what x, B and dt are made of, and C. A mixer that reads the state of its group makes its C of the cut's
             output too, without a convolution.
     """
@@ -140,6 +141,7 @@ class Mamba2:
     gated_norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
     norm_groups: int = 1
     norm_eps: float = 1e-5
+    norm_shards: int = 1
     source: Source = "own"
 
     def __post_init__(self) -> None:
@@ -192,6 +194,7 @@ class Mamba1:
         norms: RMS norms of what step sizes are projected from, of B and of C: none, with weights (Jamba), or without
             (Falcon-Mamba).
         norm_eps: their epsilon.
+        shards: so many devices have inner_size channels each, and sum what step sizes, B and C are made of.
     """
 
     inner_size: int
@@ -202,6 +205,7 @@ class Mamba1:
     proj_bias: bool = False
     norms: Literal["none", "weighted", "weightless"] = "none"
     norm_eps: float = 1e-6
+    shards: int = 1
 
     def __post_init__(self) -> None:
         positive(self, "inner_size", "state_size", "dt_rank")
@@ -329,6 +333,7 @@ class MoE:
         shared_gate: the shared expert is multiplied by the sigmoid of a projection to one number.
         latent_width: the experts work on a projection of this width; 0 for the model's own width.
         bias: biases in experts and shared expert.
+        shards: so many devices have num_experts / shards of the experts each.
         feed_forward: as in `MLP`.
     """
 
@@ -346,6 +351,7 @@ class MoE:
     shared_gate: bool = False
     latent_width: int = 0
     bias: bool = False
+    shards: int = 1
     feed_forward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -45,6 +45,8 @@ class ModelConfig:
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
         exit_head: there is a head on the output of the cut, which drafts; False unless it was asked for.
+        shards: this is what each of so many devices runs, which sum what their blocks make. All of them have the whole
+            residual stream.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
 
@@ -75,6 +77,7 @@ class ModelConfig:
     draft: ModelConfig | None = None
     cut: int | None = None
     exit_head: bool = False
+    shards: int = 1
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -117,6 +120,11 @@ class ModelConfig:
         must(self, "draft", draft.cut is None, "a model without a cut", f"one with cut {draft.cut}")
         alone = not draft.mtp and draft.draft is None
         must(self, "draft", alone, "a model without a drafter of its own", "one that has one")
+
+    @property
+    def shard_vocab(self) -> int:
+        """Tokens whose embeddings and logits each device has; the last one may have fewer."""
+        return -(-self.vocab_size // self.shards)
 
     @functools.cached_property
     def drafting(self) -> ModelConfig | None:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import Attention
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, PageEntry, Parts, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import (
+    FLOAT32_BYTES,
+    Kind,
+    PageEntry,
+    Parts,
+    StepSize,
+    Weight,
+    Weights,
+    divided,
+    shared,
+)
 from pallas_kernels.paged_attention.plan import choose_config, make_plan, why_unsupported
 from pallas_kernels.plan import Chip
 
@@ -24,11 +36,15 @@ class AttentionKind(Kind):
         if spec.qkv_bias:
             tree["qkv_bias"] = Weight(shape=(sum(fused),), draw="zeros", fused=fused)
         if spec.out_bias:
-            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros", on_devices="first")
         if spec.qk_norm:
             norm = Weight(shape=(spec.head_dim,), draw="ones", float32=spec.float32_norms)
             tree |= {"q_norm": norm} | ({} if spec.source == "group" else {"k_norm": norm})
         return tree
+
+    def shard(self, spec: Attention, count: int) -> Attention:
+        heads, kv_heads = divided(spec, "num_heads", count), shared(spec, "num_kv_heads", count)
+        return replace(spec, num_heads=heads, num_kv_heads=kv_heads)
 
     def parts(self, spec: Attention) -> Parts:
         q, size = _sizes(spec)
@@ -40,7 +56,7 @@ class AttentionKind(Kind):
 
     def entry(self, spec: Attention) -> PageEntry:
         size = 2 * _sizes(spec)[1]
-        return PageEntry(elements=size, scaled=spec.head_dim, window=spec.sliding_window)
+        return PageEntry(elements=size, scaled=spec.head_dim, window=spec.sliding_window, runs=2)
 
     def key_flops(self, spec: Attention) -> int:
         return 4 * _sizes(spec)[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import GatedDelta
 from hybrid_jax.config.engine import MAX_GRAIN
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import FLOAT32_BYTES, StepSize, Weight, Weights, divided, shared
 from hybrid_jax.kinds.matrix_state import MatrixSize, MatrixStateKind
 
 
@@ -18,6 +20,11 @@ class GatedDeltaKind(MatrixStateKind):
 
     def size(self, spec: GatedDelta) -> MatrixSize:
         return MatrixSize(spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim)
+
+    def shard(self, spec: GatedDelta, count: int) -> GatedDelta:
+        heads = divided(spec, "num_value_heads", count)
+        keys = shared(spec, "num_key_heads", count)
+        return replace(spec, num_value_heads=heads, num_key_heads=keys)
 
     def weights(self, spec: GatedDelta, width: int) -> Weights:
         norm = Weight(shape=(spec.value_dim,), draw="ones")

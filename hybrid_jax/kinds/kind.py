@@ -15,6 +15,7 @@ from pallas_kernels.plan import Chip
 from pallas_kernels.row_product import plan as row_product
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
+OnDevices = Literal["parts", "first", "vocabulary"]
 MATRICES: tuple[Draw, ...] = ("embedding", "matrix", "output")
 FLOAT32_BYTES = 4
 READOUT_FLOPS = 2  # of a state, for each of its elements
@@ -32,6 +33,9 @@ class Weight:
         fused: columns of each linear map, where several lie side by side.
         plain: a small matrix that is always one array.
         format: how a matrix is kept, by its name in `products.formats.FORMATS`.
+        on_devices: how devices that divide a model divide it. "parts": as the sizes of their parts say. "first": one
+            alone has it, because it is added to what they sum. "vocabulary": in equal runs of tokens, the last of which
+            may be filled up with zeros.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +44,7 @@ class Weight:
     fused: tuple[int, ...] = ()
     plain: bool = False
     format: str = "dense"
+    on_devices: OnDevices = "parts"
 
     @property
     def is_matrix(self) -> bool:
@@ -106,6 +111,32 @@ def all_weights(tree: Weights) -> list[Weight]:
     return found
 
 
+def divided(spec: Any, name: str, count: int) -> int:
+    """A field of a part for one of `count` devices that divide it.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    size = getattr(spec, name)
+    if size % count:
+        raise ValueError(
+            f"{name} of {type(spec).__name__} layers must be a multiple of the devices that divide it, got {size} and "
+            f"{count}"
+        )
+    return size // count
+
+
+def shared(spec: Any, name: str, count: int) -> int:
+    """As `divided`, for a field of which several devices may have the same one, such as a key head of many heads."""
+    size = getattr(spec, name)
+    if size % count and count % size:
+        raise ValueError(
+            f"{name} of {type(spec).__name__} layers must be a multiple of the devices that divide it, or divide them, "
+            f"got {size} and {count}"
+        )
+    return max(size // count, 1)
+
+
 class Parts(NamedTuple):
     """The parts of a mixer's projection by name, with their columns, in order.
 
@@ -134,7 +165,7 @@ class StateLayout:
         units, unit_words: how many equal parts its float32 state has, such as heads, and the elements of one part. A
             frame holds a part whole. Both are 0 for a layer that caches columns alone.
         columns, channels: how many of the last inputs of its convolution the next token needs, and the elements of one
-            input.
+            input. fused: elements of each part of an input, where several lie side by side.
         records: (name, elements, dtype) for each field that it keeps of every token since the checkpoint. The dtype
             None stands for the engine's dtype, kept as bits.
         carries: in place of records it keeps the state itself, after each row's last token.
@@ -152,6 +183,7 @@ class StateLayout:
     records: tuple[tuple[str, int, str | None], ...]
     carries: bool = False
     scales: int = 0
+    fused: tuple[int, ...] = ()
     spec: Any = None
 
     @property
@@ -168,11 +200,13 @@ class PageEntry:
         elements: of the dtype of the pages: keys and values of all heads, or one latent vector that stands for both.
         scaled: consecutive elements that share a float32 scale where pages are FP8, such as those of a head.
         window: how many tokens a query sees at most, with itself; None for all.
+        runs: of equal size, each of which devices divide by heads: keys and values.
     """
 
     elements: int
     scaled: int
     window: int | None = None
+    runs: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +264,16 @@ class Kind:
 
     def parts(self, spec: Any) -> Parts:
         """The parts of a mixer's projection, where it has a form after a cut."""
+        raise NotImplementedError
+
+    def shard(self, spec: Any, count: int) -> Any:
+        """The part as each of `count` devices runs it, which sum what they make (tensor parallelism).
+
+        All devices run the same: the i-th has the i-th block of heads, channels or experts.
+
+        Raises:
+            ValueError: the part cannot be divided so; names the numbers.
+        """
         raise NotImplementedError
 
     def active_weights(self, spec: Any, tree: Weights) -> int:

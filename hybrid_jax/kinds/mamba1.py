@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import Mamba1
 from hybrid_jax.kinds.kind import (
     FLOAT32_BYTES,
@@ -10,6 +12,7 @@ from hybrid_jax.kinds.kind import (
     StepSize,
     Weight,
     Weights,
+    divided,
 )
 
 TILE = 8  # tokens whose states XLA holds at once (`pallas_kernels.selective_scan.xla`)
@@ -32,6 +35,9 @@ class Mamba1Kind(RecurrentKind):
             scales=1,
         )
 
+    def shard(self, spec: Mamba1, count: int) -> Mamba1:
+        return replace(spec, inner_size=divided(spec, "inner_size", count), shards=count)
+
     def weights(self, spec: Mamba1, width: int) -> Weights:
         inner, rank, size = spec.inner_size, spec.dt_rank, spec.state_size
         tree = {
@@ -50,7 +56,7 @@ class Mamba1Kind(RecurrentKind):
             tree["conv_bias"] = Weight(shape=(inner,), draw="zeros")
         if spec.proj_bias:
             tree["in_bias"] = Weight(shape=(2 * inner,), draw="zeros", fused=(inner, inner))
-            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros", on_devices="first")
         if spec.norms == "weighted":
             for name, channels in (("dt_norm", rank), ("B_norm", size), ("C_norm", size)):
                 tree[name] = Weight(shape=(channels,), draw="ones")

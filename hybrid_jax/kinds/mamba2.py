@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import Mamba2
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, StepSize, Weight, Weights, without_state
+from hybrid_jax.kinds.kind import (
+    FLOAT32_BYTES,
+    StepSize,
+    Weight,
+    Weights,
+    divided,
+    shared,
+    without_state,
+)
 from hybrid_jax.kinds.matrix_state import MatrixSize, MatrixStateKind
 from pallas_kernels.ssd_scan.plan import why_not_triton
 
@@ -19,6 +29,16 @@ class Mamba2Kind(MatrixStateKind):
     def size(self, spec: Mamba2) -> MatrixSize:
         return MatrixSize(spec.num_heads, spec.head_dim, spec.num_groups, spec.state_size)
 
+    def shard(self, spec: Mamba2, count: int) -> Mamba2:
+        norms = 1 if spec.gated_norm == "none" else shared(spec, "norm_groups", count)
+        return replace(
+            spec,
+            num_heads=divided(spec, "num_heads", count),
+            num_groups=shared(spec, "num_groups", count),
+            norm_groups=norms,
+            norm_shards=1 if spec.gated_norm == "none" else max(count // spec.norm_groups, 1),
+        )
+
     def triton_unsupported(self, spec: Mamba2, dtype: str) -> str | None:
         return why_not_triton(spec.head_dim, spec.state_size, dtype)
 
@@ -30,7 +50,7 @@ class Mamba2Kind(MatrixStateKind):
         if spec.proj_bias:
             inputs = tree["in_proj"]
             tree["in_bias"] = Weight(shape=inputs.shape[1:], draw="zeros", fused=inputs.fused)
-            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros", on_devices="first")
         return without_state(tree) if spec.source == "group" else tree
 
     def chunk_bytes(self, spec: Mamba2, step: StepSize) -> int:

@@ -46,6 +46,7 @@ class MatrixStateKind(RecurrentKind):
             unit_words=size.value * size.key,
             columns=spec.conv_width - 1,
             channels=sum(convolved),
+            fused=tuple(convolved),
             records=(("uk", sum(convolved[:2]), None), *steps),
             scales=size.key,  # a quarter less error than with one for each value (benchmarks/cache/checkpoints.py)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_jax.config import MLP, MoE
-from hybrid_jax.kinds.kind import Kind, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import Kind, OnDevices, StepSize, Weight, Weights, divided
 from pallas_kernels.grouped_linear.plan import why_unsupported
 from pallas_kernels.plan import Chip
 
@@ -17,6 +17,9 @@ class MLPKind(Kind):
 
     def weights(self, spec: MLP, width: int) -> Weights:
         return _mlp(width, spec.width, spec)
+
+    def shard(self, spec: MLP, count: int) -> MLP:
+        return replace(spec, width=divided(spec, "width", count))
 
     def row_bytes(self, spec: MLP, step: StepSize) -> int:
         return _hidden(spec.kind, spec.width, step.product(spec.width) // spec.width, step.item)
@@ -34,7 +37,7 @@ class MoEKind(Kind):
 
     def weights(self, spec: MoE, width: int) -> Weights:
         inner, count = spec.latent_width or width, spec.num_experts
-        experts = _mlp(inner, spec.width, spec, count)
+        experts = _mlp(inner, spec.width, spec, count // spec.shards)
         tree: Weights = {
             "router": Weight(shape=(width, count), draw="matrix", plain=True),
             **experts,
@@ -50,15 +53,21 @@ class MoEKind(Kind):
             tree["latent_up"] = Weight(shape=(inner, width), draw="matrix")
             if spec.bias:
                 tree["latent_down_bias"] = Weight(shape=(inner,), draw="zeros")
-                tree["latent_up_bias"] = Weight(shape=(width,), draw="zeros")
+                tree["latent_up_bias"] = Weight(shape=(width,), draw="zeros", on_devices="first")
         return tree
 
+    def shard(self, spec: MoE, count: int) -> MoE:
+        """Each device has some of the experts, and chooses among all of them."""
+        divided(spec, "num_experts", count)
+        return replace(spec, shared_width=divided(spec, "shared_width", count), shards=count)
+
     def active_weights(self, spec: MoE, tree: Weights) -> int:
-        one = sum(weight.size for weight in experts_of(tree)) // spec.num_experts
-        return super().active_weights(spec, tree) - (spec.num_experts - spec.top_k) * one
+        inactive = sum(weight.size for weight in experts_of(tree))
+        inactive = inactive * (spec.num_experts - spec.top_k) // spec.num_experts
+        return super().active_weights(spec, tree) - inactive
 
     def with_one_expert(self, spec: MoE) -> MoE:
-        return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1)
+        return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1, shards=1)
 
     def why_unsupported(self, spec: MoE, dtype: str, chip: Chip) -> str | None:
         return why_unsupported(spec.num_experts, dtype, chip)
@@ -83,7 +92,7 @@ class MoEKind(Kind):
     def xla_step_elements(self, spec: MoE, width: int) -> int:
         """A copy of the expert that is visited."""
         experts = experts_of(self.weights(spec, width))
-        return sum(weight.size for weight in experts) // spec.num_experts
+        return sum(weight.size for weight in experts) // (spec.num_experts // spec.shards)
 
 
 def experts_of(tree: Weights) -> list[Weight]:
@@ -106,7 +115,9 @@ def _mlp(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> 
     }
     if spec.bias:
         tree["up_bias"] = Weight(shape=(*lead, sum(fused)), draw="zeros", fused=fused)
-        tree["down_bias"] = Weight(shape=(*lead, width), draw="zeros")
+        # Of experts, the one that has it.
+        once: OnDevices = "first" if count is None else "parts"
+        tree["down_bias"] = Weight(shape=(*lead, width), draw="zeros", on_devices=once)
     return tree
 
 

@@ -79,15 +79,16 @@ def model_weights(config: ModelConfig) -> Weights:
         return [_layer(layer, config) for layer in specs]
 
     tree = {
-        "embed": Weight(shape=(config.vocab_size, config.width), draw="embedding"),
+        "embed": Weight(
+            shape=(config.shard_vocab, config.width), draw="embedding", on_devices="vocabulary"
+        ),
         "layers": layers(config.layers),
         "norm": norm,
     }
     if config.cut is not None:
         tree["cut"] = {"norm": norm} | _written(config)
     if config.exit_head:
-        head = Weight(shape=(config.width, config.vocab_size), draw="matrix")
-        tree["exit"] = {"norm": norm, "head": head}
+        tree["exit"] = {"norm": norm, "head": _head(config)}
     if config.mtp:
         tree["mtp"] = {
             "embed_norm": norm,
@@ -99,7 +100,7 @@ def model_weights(config: ModelConfig) -> Weights:
     if config.draft is not None:
         tree["draft"] = model_weights(config.draft)
     if not config.tie_embeddings:
-        tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
+        tree["head"] = _head(config)
     if config.matrices not in FORMATS:
         known = ", ".join(sorted(FORMATS))
         raise ValueError(f"ModelConfig: matrices must be one of {known}, got {config.matrices!r}")
@@ -128,6 +129,11 @@ def _kept(tree: Any, config: ModelConfig) -> Any:
         return replace(weight, format=config.matrices) if weight.is_matrix else weight
 
     return tree if config.matrices == "dense" else map_weights(kept, tree)
+
+
+def _head(config: ModelConfig) -> Weight:
+    shape = (config.width, config.shard_vocab)
+    return Weight(shape=shape, draw="matrix", on_devices="vocabulary")
 
 
 def _norm(config: ModelConfig, width: int | None = None) -> Weight | Weights:
@@ -178,16 +184,14 @@ def _changes(parts: list[Weights], change: LowRank) -> list[Weights]:
             f"LowRank: matrices must be of {', '.join(sorted(can))}, got {', '.join(unknown)}"
         )
 
-    def pair(rows: int, columns: int) -> Weights:
+    def pair(own: Weight) -> Weights:
+        (rows, columns), rank = own.shape, change.rank
         return {
-            "a": Weight(shape=(rows, change.rank), draw="matrix"),
-            "b": Weight(shape=(change.rank, columns), draw="matrix"),
+            "a": Weight(shape=(rows, rank), draw="matrix"),
+            "b": Weight(shape=(rank, columns), draw="matrix", fused=own.fused),
         }
 
-    return [
-        {name: pair(*part[name].shape) for name in change.matrices if name in part}
-        for part in parts
-    ]
+    return [{name: pair(part[name]) for name in change.matrices if name in part} for part in parts]
 
 
 def _written(config: ModelConfig) -> Weights:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba1
 from hybrid_jax.layers.convolution import depthwise
+from hybrid_jax.layers.shards import summed_over
 from hybrid_jax.products.matrix import product
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.rmsnorm.xla import rms_norm
@@ -43,7 +44,8 @@ def convolve(params: dict, columns: jax.Array, spec: Mamba1) -> Convolved:
     y = depthwise(columns, params["conv"], params.get("conv_bias"))
     x = jax.nn.silu(y).astype(columns.dtype)
     cuts = [spec.dt_rank, spec.dt_rank + spec.state_size]
-    parts = jnp.split(product(x, params["x_proj"]), cuts, axis=-1)
+    projected = summed_over(product(x, params["x_proj"]), spec.shards)
+    parts = jnp.split(projected, cuts, axis=-1)
     if spec.norms != "none":
         names = ("dt_norm", "B_norm", "C_norm")
         parts = [

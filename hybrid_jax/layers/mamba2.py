@@ -14,11 +14,14 @@ import jax.numpy as jnp
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.cut import CutInput, MixerInput, gates_of
 from hybrid_jax.layers.matrix_state import Fields, Inputs, MatrixState, Tokens
+from hybrid_jax.layers.shards import summed_over_runs
 from pallas_kernels import fold as ssd_fold
 from pallas_kernels import operands, ssd_scan
 from pallas_kernels.dispatch import Implementation
 from pallas_kernels.records import ProjectionLayout, split_records
 from pallas_kernels.rmsnorm import gated_rmsnorm
+from pallas_kernels.rmsnorm.reference import Gated
+from pallas_kernels.rmsnorm.xla import gated_rmsnorm_xla
 
 
 class SharedInputs(NamedTuple):
@@ -93,18 +96,27 @@ class Mamba2State(MatrixState[Mamba2]):
         spec: Mamba2,
         implementation: Implementation,
     ) -> jax.Array:
-        """Times silu(z), with the norm that the spec says."""
+        """Times silu(z), with the norm that the spec says. A norm that goes over several devices is XLA's."""
         if spec.gated_norm == "none":
             z = jax.lax.slice_in_dim(projected, 0, spec.inner_size, axis=-1)
             z = operands.summed(z, y.ndim, y.dtype).astype(jnp.float32)
             return (y.astype(jnp.float32) * jax.nn.silu(z)).astype(y.dtype)
+        norm_first = spec.gated_norm == "norm_first"
+        if (run := spec.norm_shards) > 1:
+            return gated_rmsnorm_xla(
+                Gated(y, projected, params["norm"]),
+                eps=spec.norm_eps,
+                groups=spec.norm_groups,
+                norm_before_gate=norm_first,
+                across=lambda mean: summed_over_runs(mean, run) / run,
+            )
         return gated_rmsnorm(
             y,
             projected,
             params["norm"],
             eps=spec.norm_eps,
             groups=spec.norm_groups,
-            norm_before_gate=spec.gated_norm == "norm_first",
+            norm_before_gate=norm_first,
             implementation=implementation,
         )
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import MoE
+from hybrid_jax.layers.shards import this_shard
 from hybrid_jax.products.matrix import Out, as_matrix, mixed, product, product_in_float32
 from hybrid_jax.products.xla import linear
 from pallas_kernels.grouped_linear import Activation, activate
@@ -60,7 +61,11 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     """
     flat = h.reshape(-1, h.shape[-1])
     ids, weights = route(params, flat, spec)
-    ids = jnp.where(valid.reshape(-1, 1), ids, spec.num_experts)
+    count = spec.num_experts // spec.shards
+    if spec.shards > 1:  # another device's experts are nobody's here
+        ids = ids - count * this_shard()
+        ids = jnp.where((ids >= 0) & (ids < count), ids, count)
+    ids = jnp.where(valid.reshape(-1, 1), ids, count)
     inner = flat
     if spec.latent_width:
         inner = product(flat, params["latent_down"], params.get("latent_down_bias"))

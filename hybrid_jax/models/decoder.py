@@ -48,6 +48,7 @@ from hybrid_jax.kinds.table import kind_of, written_columns
 from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.layers.mlp import mlp, moe
+from hybrid_jax.layers.shards import joined_over, summed_over, this_shard
 from hybrid_jax.products.matrix import as_matrix, product, product_transposed
 from pallas_kernels.operands import summed
 from pallas_kernels.rmsnorm import residual_rmsnorm
@@ -200,7 +201,7 @@ FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: moe}
 
 def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig) -> Stream:
     """The stream in front of the first layer; arguments as for `walk`."""
-    h = as_matrix(params["embed"]).rows(jnp.where(valid, tokens, 0))
+    h = _embeddings(params, jnp.where(valid, tokens, 0), config)
     if config.residual_in_fp32:
         h = h.astype(jnp.float32)
     if config.embedding_multiplier != 1.0:
@@ -208,6 +209,16 @@ def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig
     h = jnp.where(valid[..., None], h, 0)
     joined = any(block.reads == "joined" for layer in config.layers for block in layer.blocks)
     return Stream(h, embedded=h if joined else None)
+
+
+def _embeddings(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Array:
+    """The embeddings of tokens int32[B, T]; each device has those of some tokens."""
+    if config.shards == 1:
+        return as_matrix(params["embed"]).rows(tokens)
+    own = tokens - config.shard_vocab * this_shard()
+    is_own = (own >= 0) & (own < config.shard_vocab)
+    h = as_matrix(params["embed"]).rows(jnp.where(is_own, own, 0))
+    return summed_over(jnp.where(is_own[..., None], h, 0), config.shards)
 
 
 def through(
@@ -242,7 +253,7 @@ def through(
                 with jax.named_scope(type(part).__name__.lower()):
                     results.append(mix(weights, taken, part, where))
                 mixed += 1
-            result = _sum(results, given)
+            result = _sum(results, given, config.shards)
             stream = _leave_block(stream, block, own, given, result, valid, config)
     return stream
 
@@ -275,15 +286,15 @@ def _enter_block(
     return stream, (x if own.norm is None else normed(x, own.norm, config)).astype(dtype)
 
 
-def _sum(results: list[jax.Array], given: jax.Array) -> jax.Array:
+def _sum(results: list[jax.Array], given: jax.Array, shards: int) -> jax.Array:
     """What the parts of a block make together; of a single part as it is, in parts or not.
 
-    The one place where a result that is spread over devices has to be summed.
+    The one place where what a block makes is summed over devices.
     """
-    if len(results) == 1:
+    if len(results) == 1 and shards == 1:
         return results[0]
     first, *others = (summed(result, given.ndim, given.dtype) for result in results)
-    return sum(others, first)
+    return summed_over(sum(others, first), shards)
 
 
 def _leave_block(
@@ -467,7 +478,7 @@ def exit_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """h [..., D] at the cut to float32 logits [..., V] of its head, `ExitStack`."""
     own = params["exit"]
     h = rms_norm(h, own["norm"], config.norm_eps).astype(activation_dtype(params))
-    return product(h, own["head"]).astype(jnp.float32)
+    return _all_logits(product(h, own["head"]), config)
 
 
 def head_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
@@ -476,8 +487,15 @@ def head_logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
         out = product_transposed(h, params["embed"])
     else:
         out = product(h, params["head"])
-    out = out.astype(jnp.float32)
+    out = _all_logits(out, config)
     return out if config.logits_multiplier == 1.0 else out * config.logits_multiplier
+
+
+def _all_logits(out: jax.Array, config: ModelConfig) -> jax.Array:
+    """float32[..., V] of the logits of which each device has made some."""
+    if config.shards > 1:
+        out = joined_over(out)[..., : config.vocab_size]
+    return out.astype(jnp.float32)
 
 
 def forward(

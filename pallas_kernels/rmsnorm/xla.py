@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -9,14 +11,25 @@ from pallas_kernels.operands import summed
 from pallas_kernels.rmsnorm.reference import Gated, Residual, widest
 
 
-def gated_rmsnorm_xla(arrays: Gated, *, eps: float, groups: int, norm_before_gate: bool):
-    """See `api.gated_rmsnorm`; all blocks at once."""
+def gated_rmsnorm_xla(
+    arrays: Gated,
+    *,
+    eps: float,
+    groups: int,
+    norm_before_gate: bool,
+    across: Callable[[jax.Array], jax.Array] = lambda mean: mean,
+):
+    """See `api.gated_rmsnorm`; all blocks at once.
+
+    Args:
+        across: from the mean squares of the blocks [..., groups, 1], those of larger blocks of which these are parts.
+    """
     y, gate, weight = arrays
     gate = summed(gate, y.ndim, weight.dtype)
     gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
     silu, wide = jax.nn.silu(gate.astype(jnp.float32)), y.astype(jnp.float32)
     blocks = (wide if norm_before_gate else wide * silu).reshape(*wide.shape[:-1], groups, -1)
-    scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
+    scale = jax.lax.rsqrt(across(jnp.mean(blocks * blocks, axis=-1, keepdims=True)) + eps)
     normed, dtype = (blocks * scale).astype(gate.dtype), widest(gate.dtype, weight.dtype)
     if weight.size != wide.shape[-1]:  # all blocks share it
         weight = weight[None]
