@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as seven jobs, two at a time, and lint before them; `make -j1 checks` runs one after the other.
+# Tests run as eight jobs, two at a time, and lint before them; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -18,7 +18,7 @@ QUICKLY := HYBRID_JAX_COMPILE=quickly
 NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
 # What users meet, and the tests beside the folders.
 SURFACE_TESTS := $(addprefix tests/,api batch cli docs openai process text viz) $(wildcard tests/test_*.py)
-ELSEWHERE := tests/aot tests/interpreted
+ELSEWHERE := tests/aot tests/interpreted tests/mesh
 # No model runs in these.
 FAST_TESTS := tests/cache tests/config tests/constraints tests/models tests/process tests/tiers tests/weights tests/test_costs.py \
 	tests/test_docstrings.py tests/test_drawing.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
@@ -64,7 +64,7 @@ ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.t
 ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/text/test_chat_forms.py
 
 .PHONY: help constraints demo docs parity check check-fast check-more test test-all checks second-python test-numeric \
-	test-engine test-surface test-as-users test-aot test-triton test-other lint format clean
+	test-engine test-surface test-as-users test-aot test-triton test-mesh test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -118,7 +118,7 @@ second-python:
 		"or leave these tests out by make $(MAKECMDGOALS) OTHER=none" >&2; exit 2; }
 
 # Lint, then the longest first.
-checks: lint test-engine test-surface test-numeric test-aot test-as-users test-other test-triton
+checks: lint test-engine test-surface test-numeric test-aot test-as-users test-mesh test-other test-triton
 
 test-numeric: $(VENV)/.installed-test
 	$(call JOB,numeric,240) $(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
@@ -139,6 +139,10 @@ test-aot: $(VENV)/.installed-test $(AOT_STAMP)
 # jax-triton needs Python 3.12.
 test-triton: $(VENV)/.installed-test $(AOT_STAMP)
 	$(call JOB,triton,60) TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/interpreted
+
+# jax makes eight devices of a CPU before it is first used.
+test-mesh: $(VENV)/.installed-test
+	$(call JOB,mesh,90) $(QUICKLY) $(BIN)/$(PYTEST) tests/mesh
 
 test-other: $(if $(OTHER),$(OTHER_STAMP))
 ifeq ($(OTHER),)

@@ -489,8 +489,8 @@ def _state_groups(
     return tuple(groups), tuple(places)
 
 
-def narrow_form(groups: tuple[StateGroup, ...], words: int) -> NarrowForm | None:
-    """The narrow form of checkpoints in frames of so many words; None if it takes as many frames as that of rows."""
+def narrow_parts(groups: tuple[StateGroup, ...]) -> tuple[NarrowPart, ...]:
+    """The parts of a narrow checkpoint, one for each group."""
     parts = []
     for group in groups:
         layout, units = group.layout, group.num_layers * group.layout.units
@@ -499,9 +499,15 @@ def narrow_form(groups: tuple[StateGroup, ...], words: int) -> NarrowForm | None
         parts.append(
             NarrowPart(codes, units * layout.scales, group.num_layers * group.column_words)
         )
+    return tuple(parts)
+
+
+def narrow_form(groups: tuple[StateGroup, ...], words: int) -> NarrowForm | None:
+    """The narrow form of checkpoints in frames of so many words; None if it takes as many frames as that of rows."""
+    parts = narrow_parts(groups)
     frames = -(-sum(map(sum, parts)) // words)
     rows = sum(group.num_frames for group in groups)
-    return NarrowForm(num_frames=frames, parts=tuple(parts)) if frames < rows else None
+    return NarrowForm(num_frames=frames, parts=parts) if frames < rows else None
 
 
 def _frame_options(page_words: int, layouts: list[StateLayout]) -> list[int]:

@@ -1,6 +1,6 @@
 """What a caller holds: `LLM`, feeds, the path of prompts into the engine, outputs, and the thread that owns the engine.
 
-May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, models, process, schedule,
+May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, mesh, models, process, schedule,
 sizing, text, weights.
 Packages: IPython, jax, numpy, rich.
 """

@@ -33,6 +33,7 @@ from hybrid_jax.api.reading import Reader
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config.mesh import devices_of
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
@@ -44,6 +45,8 @@ from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from hybrid_jax.api.starting import Started
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -89,6 +92,9 @@ class LLM(Reader):
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        mesh: devices that the model is divided over: "tp=4" for the first four, or a `jax.sharding.Mesh` with an axis
+            "tp". Each has a part of every layer (tensor parallelism), and `memory` is then that of each. None for one
+            device.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -128,6 +134,7 @@ class LLM(Reader):
         speculation: str | SpeculationConfig = "off",
         seed: int = 0,
         exact: bool = False,
+        mesh: str | Mesh | None = None,
         tokenizer: TokenizerLike | None = None,
         quiet: bool = False,
         progress: ProgressOption = None,
@@ -142,7 +149,7 @@ class LLM(Reader):
             "max_model_len": max_model_len,
         }
         given: dict[str, Any] = sizes | {"cache": cache, "seed": seed, "exact": exact, **options}
-        given["speculation"] = speculation
+        given |= {"speculation": speculation, "mesh": mesh}
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
@@ -158,6 +165,7 @@ class LLM(Reader):
             dtype=dtype,
             progress=unasked(progress, quiet=quiet),
             tokenizer=used_tokenizer,
+            devices=devices_of(mesh),
         )
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
@@ -190,7 +198,12 @@ class LLM(Reader):
 
         self = cls.__new__(cls)
         started = _starting().start_params(
-            config, params, settings, dtype=dtype, tokenizer=own_tokenizer
+            config,
+            params,
+            settings,
+            dtype=dtype,
+            tokenizer=own_tokenizer,
+            devices=devices_of(options.get("mesh")),
         )
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self

@@ -8,16 +8,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
 from hybrid_jax.config.backend import Kernels
+from hybrid_jax.config.mesh import read_mesh
 from hybrid_jax.config.model_directory import GENERATION_FILE, read_json_if_there
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.text.given_tokenizer import TokenizerLike
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 # Fields of generation_config.json about sampling, and their names here.
 GENERATION_FIELDS = {
@@ -33,7 +37,6 @@ class LaterOptions(TypedDict, total=False):
     """Options of features that do not exist yet. Type checkers accept only the value that leaves them off."""
 
     quantize: None
-    mesh: None
 
 
 LATER_OPTIONS = tuple(LaterOptions.__annotations__)
@@ -64,6 +67,7 @@ class EngineOptions(RareOptions, total=False):
     speculation: str | SpeculationConfig | None
     seed: int | None
     exact: bool | None
+    mesh: str | Mesh | None
 
 
 class LLMOptions(EngineOptions, total=False):
@@ -118,11 +122,13 @@ def engine_options(
     for name in LATER_OPTIONS:
         if (value := options.pop(name, None)) is not None:
             raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
-    known = {field.name for field in fields(EngineConfig)} - {"dtype"}
+    mesh = read_mesh(options.pop("mesh", None))
+    known = {field.name for field in fields(EngineConfig)} - {"dtype", "tp"}
     for name in options:
         if name not in known:
-            refuse_name("LLM", name, {*known, *own}, what="option")
+            refuse_name("LLM", name, {*known, "mesh", *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
+    options |= mesh._asdict() if mesh.tp != 1 else {}
     if "cache_dir" in options:
         folder = options["cache_dir"]
         if not isinstance(folder, str | os.PathLike):

@@ -18,6 +18,7 @@ from hybrid_jax.geometry import (
     kv_bytes_per_token,
     make_geometry,
 )
+from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def overview(
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
-    geometry = make_geometry(model, config)
+    geometry = make_geometry(shard_config(model, config.tp), config)
     made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
         made += f", {slow}"
@@ -62,6 +63,7 @@ def overview(
     lines = {
         "model": f"{model.family}, {counted(len(model.layers), 'layer')} of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
+        **({"mesh": _mesh(config.tp)} if config.tp > 1 else {}),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
@@ -116,6 +118,11 @@ def _cut(model: ModelConfig) -> str:
     if model.state_group > 1:
         said += f", states in groups of {model.state_group} layers"
     return said
+
+
+def _mesh(count: int) -> str:
+    """That several devices divide the model."""
+    return f"tp={count}: so many devices divide the model, and sizes are those of each"
 
 
 def device_words(device: Device) -> str:

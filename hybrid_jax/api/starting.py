@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,9 @@ from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
-from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
+from hybrid_jax.engine.this_device import first_device, first_devices, held_bytes, this_device
+from hybrid_jax.mesh.shards import Placing
+from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
@@ -63,6 +65,7 @@ def start_folder(
     dtype: str,
     progress: ProgressOption,
     tokenizer: Tokenizer | None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Started:
     """Loads the model of a directory, and starts an engine for it.
 
@@ -71,6 +74,7 @@ def start_folder(
         settings: as `engine_options` returns them.
         dtype, progress: as in `LLM`.
         tokenizer: whose end token ends answers too.
+        devices: those that the model is divided over if `settings` says so; None for the first ones.
 
     Raises:
         As `LLM`.
@@ -83,9 +87,10 @@ def start_folder(
     programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-        config, params = opened.load(dtype=cast(Dtype, dtype), progress=report)
+        put = Placing(devices or first_devices(tp)) if (tp := engine_config.tp) > 1 else None
+        config, params = opened.load(dtype=cast(Dtype, dtype), progress=report, put=put)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, stored_dtype)
+    return _started(config, params, engine_config, programs, stored_dtype, devices)
 
 
 @named_as_llm()
@@ -97,6 +102,7 @@ def start_params(
     *,
     dtype: str,
     tokenizer: Tokenizer | None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Started:
     """Starts an engine for weights that are in memory already. The arguments are those of `start_folder`.
 
@@ -110,7 +116,7 @@ def start_params(
     config, params = add_second(config, params, second, dtype=dtype)
     engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, dtype)
+    return _started(config, params, engine_config, programs, dtype, devices)
 
 
 def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
@@ -138,6 +144,7 @@ def _started(
     engine_config: EngineConfig,
     programs: Path | None,
     stored_dtype: str,
+    devices: Sequence[jax.Device] | None,
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -150,7 +157,7 @@ def _started(
         LOG.warning("kernels='pallas' are %s", slow)
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
         store = open_store(programs, device)
-        engine = Engine(config, params, engine_config, store)
+        engine = Engine(config, params, engine_config, store, devices)
     return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)
 
 
@@ -168,9 +175,10 @@ def choose_engine_config(
     Raises:
         ValueError: as `require_room` and `split_memory`.
     """
-    model = drafting_model(model, options.get("speculation"))
-    held = None if params is None else held_bytes(params)
-    device = this_device(held=held or 0)
+    shards = options.get("tp", 1)
+    model = shard_config(drafting_model(model, options.get("speculation")), shards)
+    held = None if params is None or shards > 1 else held_bytes(params)
+    device = this_device(held=held or 0, shards=shards)
     choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
     engine = choose({})
     require_room(find_room(model, engine, device, held=held, choose=choose))

@@ -15,6 +15,7 @@ from hybrid_jax.cli.options.model import (
     KVDtypeOption,
     LengthOption,
     MemoryOption,
+    MeshOption,
     RowsOption,
 )
 from hybrid_jax.cli.words import flags_of_command, shell_words
@@ -45,6 +46,7 @@ def inspect(
     kv_cache_dtype: KVDtypeOption = "auto",
     kernels: KernelsOption = "auto",
     checkpoints: CheckpointsOption = "float32",
+    mesh: MeshOption = None,
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
     cut: CutOption = None,
@@ -89,6 +91,7 @@ def inspect(
         kv_cache_dtype=kv_cache_dtype,
         kernels=kernels,
         checkpoints=checkpoints,
+        mesh=mesh,
         grain=grain,
         page_tokens=page_tokens,
         cut=cut,

@@ -112,6 +112,7 @@ class EngineConfig:
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
             XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on (`config.backend`).
         speculation: how drafts of the next tokens are made and judged; None for plain decoding.
+        tp: devices that the model is divided over (tensor parallelism). `memory` is then that of each.
 
     Example:
         >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch
@@ -136,6 +137,7 @@ class EngineConfig:
     shapes: Literal["fine", "coarse"] = "fine"
     kernels: Kernels = "auto"
     speculation: SpeculationConfig | None = None
+    tp: int = 1
 
     @property
     def kv_dtype(self) -> str:
@@ -153,13 +155,12 @@ class EngineConfig:
         return 1 if self.speculation is None else self.speculation.window
 
     def __post_init__(self) -> None:
-        integers(
-            self, "host_memory", "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed"
-        )
+        numbers = "host_memory", "max_rows", "grain", "prefill_tokens", "steps_per_dispatch"
+        integers(self, *numbers, "seed", "tp")
         optional = ("memory", "disk_memory", "max_model_len", "page_tokens")
         integers(self, *(name for name in optional if getattr(self, name) is not None))
         flags(self, "exact")
-        positive(self, "max_rows", "steps_per_dispatch")
+        positive(self, "max_rows", "steps_per_dispatch", "tp")
         if self.memory is not None:
             positive(self, "memory")
         must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from hybrid_jax.cache.tree.node import ARENA
@@ -26,6 +28,7 @@ from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.this_device import (
     as_device,
     device_of,
+    first_devices,
     held_bytes,
     peak_memory_bytes,
     this_device,
@@ -33,6 +36,8 @@ from hybrid_jax.engine.this_device import (
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.engine.tiers.prompt_clock import PromptClock
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.mesh.joins import divided_form
+from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import NewTokens, Request
@@ -40,7 +45,6 @@ from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.sizing.room import find_room
-from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.parcel import Frames
 from hybrid_jax.tiers.prefix_file import TOKENS, read_prefix, write_prefix
 
@@ -57,8 +61,10 @@ class Engine:
         config: the model. params: its weights, in `engine_config.dtype`.
         engine_config: memory, rows, cache policy and the rest.
         store: where compiled programs are kept between processes, or None.
+        devices: those that the model is divided over if `engine_config.tp` is not 1; None for the first ones.
 
     Attributes:
+        shards: these devices; None for one.
         listed: what `warm_ups` returned last, by (logprobs, adjusts).
 
     Raises:
@@ -71,27 +77,39 @@ class Engine:
         params: dict,
         engine_config: EngineConfig,
         store: ProgramStore | None = None,
+        devices: Sequence[jax.Device] | None = None,
     ) -> None:
         config = drafting_model(config, engine_config.speculation)
+        self.config, self.engine_config = config, engine_config
+        self.shards = self._divide(devices)
+        if self.shards is not None:  # from here on, the model is that of each device
+            config, params = self.shards.local, self.shards.place(params)
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
-        self.device = this_device(held=held)
-        self._place = place = device_of(params)
+        self.device = this_device(held=held, shards=engine_config.tp)
+        self._place = place = device_of(params) if self.shards is None else self.shards.first
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
         )
         self.sizes = find_room(
             config, engine_config, self.device, held=held, backend=kernels.backend
         ).sizes
-        self.config, self.engine_config = config, engine_config
         room = dict(
             num_frames=self.sizes.num_frames,
             max_slots=self.sizes.max_slots,
             max_model_len=self.sizes.max_model_len,
         )
-        self.disk = open_disk(config, params, engine_config, self.geometry, place)
+        self.form = divided_form(self.config, engine_config, self.geometry)
+        self.disk = open_disk(self.config, self._whole(params), engine_config, self.form, place)
         self.runner = Runner(
-            config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
+            config,
+            params,
+            engine_config,
+            self.geometry,
+            **room,
+            kernels=kernels,
+            store=store,
+            shards=self.shards,
         )
         costs = model_costs(config, self.geometry)
         # Steps read checkpoints as rows have them.
@@ -117,6 +135,12 @@ class Engine:
         self._live: dict[str, Request] = {}
         self._books_open = False
         self.listed: dict[tuple[bool, bool], list[WarmUp]] = {}
+
+    def _divide(self, devices: Sequence[jax.Device] | None) -> Shards | None:
+        count = self.engine_config.tp
+        if count == 1:
+            return None
+        return Shards(self.config, first_devices(count) if devices is None else devices)
 
     def own_settings(self) -> contextlib.AbstractContextManager[None]:
         """Jax's settings for the thread that runs this engine: its own, on the device of the weights."""
@@ -277,8 +301,12 @@ class Engine:
         """As `root_of_engine`. The first look reads all weights."""
         if self.disk is not None:
             return self.disk.folder.root
-        parts = self.config, self.runner.params, self.engine_config, self.geometry
+        parts = self.config, self._whole(self.runner.params), self.engine_config, self.form
         return root_of_engine(*parts, self._place)
+
+    def _whole(self, params: dict) -> Any:
+        """The weights as one device would have them."""
+        return params if self.shards is None else self.shards.whole(params)
 
     def save_prefix(self, file: Path, tokens: Sequence[int]) -> int | None:
         """Writes what the arena has of a prompt to a file; returns its tokens, 0 if that is nothing.
@@ -303,7 +331,7 @@ class Engine:
             places = places_in(wanted_frames(geometry, length))
             copies = self.runner.copy_out(frames_of(tree, hit.node, length, places))
             frames = Frames.of(places, [np.asarray(copy) for copy in copies])
-            arrays = parcel.read_prefix(geometry, length, frames)
+            arrays = self.form.read_prefix(length, frames)
             write_prefix(file, self.root, prompt[:length], arrays)
             return length
 
@@ -316,10 +344,10 @@ class Engine:
         """
         self._require_cache()
         geometry = self.geometry
-        arrays = read_prefix(file, self.root, geometry).arrays
+        arrays = read_prefix(file, self.root, self.form).arrays
         tokens = arrays[TOKENS]
-        frames = Frames.zeros(geometry, places_in(wanted_frames(geometry, len(tokens))))
-        parcel.write_prefix(geometry, len(tokens), arrays, frames)
+        frames = self.form.zeros(places_in(wanted_frames(geometry, len(tokens))))
+        self.form.write_prefix(len(tokens), arrays, frames)
         with self._books():
             self._dispatch_next()
             tree = self.scheduler.memory.tree  # not that of before a failure

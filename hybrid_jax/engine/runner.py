@@ -25,6 +25,7 @@ from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of, host_memory
 from hybrid_jax.engine.tiers.host_frames import HostFrames, copy_in, copy_out
 from hybrid_jax.geometry import PROMPT_POSITIONS, Geometry, drafting_specs
+from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.schedule.bucket import SLOT_WRITES
 from hybrid_jax.schedule.plan import DecodeRow, Incoming, Plan, Recast, Row, Transfer
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -69,6 +70,8 @@ class Runner:
         geometry: shapes. num_frames, max_slots, max_model_len: sizes of the state.
         kernels: the kernels that steps are made of.
         store: where compiled programs are kept between processes, or None.
+        shards: the devices that the model is divided over, of which `config` and `geometry` are those of each; None for
+            one device.
 
     Attributes:
         loops: where loops over steps run.
@@ -87,7 +90,9 @@ class Runner:
         max_model_len: int,
         kernels: Kernels,
         store: ProgramStore | None = None,
+        shards: Shards | None = None,
     ) -> None:
+        self._shards = shards
         self.params, self.kernels, self.engine = params, kernels, engine
         if kernels.backend.has_triton:
             jax_triton.load()  # a stored program with Triton kernels makes a call that it registers
@@ -107,13 +112,13 @@ class Runner:
             aligned=engine.exact,
             drafting=drafting_specs(config, engine, max_model_len),
         )
-        self.state: State = make_state(self.specs)
+        self.state: State = self._empty_state()
         self.adjust: Adjust | None = None  # made for the first request that needs it
         device = device_of(params)
         name = f"loop over steps {self.model}"
         self.loops = choose_loops(device, store, name)
         self._trial = LoopTrial(self.loops, device, store, name)
-        self._host = host_memory(device)
+        self._host = host_memory(device) if shards is None else shards.host_memory
         self.programs = Programs(
             engine,
             self.model,
@@ -123,6 +128,7 @@ class Runner:
             store=store,
             loops=self.loops,
             to_host=self._host,
+            shards=shards,
         )
         self.host_frames = HostFrames(self.programs)
 
@@ -187,7 +193,7 @@ class Runner:
             return [
                 self._watched(kind, lambda: self._run(kind, shape, variant, rows, *rest)),
             ]
-        batch = jax.device_put(self._packed(kind, shape, variant, rows))
+        batch = self._everywhere(self._packed(kind, shape, variant, rows))
         parts: list[Made] = []
         for number in range(kind.num_steps(rows)):
             rest = kind.rest_of_step(shape, number, parts[-1] if parts else None)
@@ -225,7 +231,7 @@ class Runner:
         ring_row, alive = np.int32(row.row), []
 
         def call(part: DecodeRow, num_steps: int) -> jax.Array:
-            batch = jax.device_put(self._packed(kind, shape, variant, [part]))
+            batch = self._everywhere(self._packed(kind, shape, variant, [part]))
             made = self._run_packed(kind, shape, variant, batch, (np.int32(num_steps),))
             alive.append((batch, made))  # so that each call has arrays at other addresses
             return made.sampled.tokens[:, part.row]
@@ -396,6 +402,8 @@ class Runner:
     def _some_adjust(self) -> Adjust:
         if self.adjust is None:
             self.adjust = make_adjust(self.model.config, self.engine.max_rows)
+            if self._shards is not None:
+                self.adjust = self._everywhere(self.adjust)
         return self.adjust
 
     # --- around it --------------------------------------------------------------------------------
@@ -462,4 +470,11 @@ class Runner:
         """Throws the state away, consumed or not, and starts from an empty one. Frames of the host stay."""
         # What is there is freed before its like is made.
         self.state = self.adjust = None  # type: ignore[assignment]
-        self.state = make_state(self.specs)
+        self.state = self._empty_state()
+
+    def _empty_state(self) -> State:
+        return make_state(self.specs) if self._shards is None else self._shards.state(self.specs)
+
+    def _everywhere(self, tree: T) -> T:
+        """Arrays of the host, on all devices."""
+        return jax.device_put(tree, None if self._shards is None else self._shards.everywhere)

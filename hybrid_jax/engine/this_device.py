@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +12,22 @@ from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
 
-def this_device(*, held: int) -> Device:
+def this_device(*, held: int, shards: int = 1) -> Device:
     """As `first_device`, with its memory as far as that is known.
 
     Args:
         held: bytes of the model's weights that are in memory already. All else that an accelerator holds is taken off
             its memory.
+        shards: devices that a model is divided over. Those of a host are one processor, and share its memory.
 
     Raises:
         ValueError: jax was told to run on something that it cannot use.
     """
     device = first_device()
     if device.platform == "cpu":
-        return host()
+        found = host()
+        has = found.num_bytes
+        return found if has is None else replace(found, num_bytes=has // shards)
     known = device.memory_stats() or {}
     found = as_device(device)
     if "bytes_limit" not in known:
@@ -79,6 +83,21 @@ def first_device() -> jax.Device:
         ) from error
 
 
+def first_devices(count: int) -> list[jax.Device]:
+    """`first_device`, and as many of those after it as make `count`.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    first = first_device()
+    found = [device for device in jax.devices(first.platform) if device.id >= first.id]
+    if len(found) < count:
+        raise ValueError(
+            f"EngineConfig: mesh needs {count} devices, and jax has {len(found)} from {first} on; lower tp"
+        )
+    return found[:count]
+
+
 def peak_memory_bytes(device: jax.Device) -> int | None:
     """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
     if device.platform == "cpu":
@@ -93,5 +112,12 @@ def device_of(params: Any) -> jax.Device:
 
 
 def held_bytes(params: Any) -> int:
-    """Bytes of all arrays; if a step is only to be compiled, their shapes count."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    """Bytes of all arrays on each device that has them; if a step is only to be compiled, their shapes count."""
+
+    def size(leaf: Any) -> int:
+        shape = leaf.shape
+        if isinstance(leaf, jax.Array):
+            shape = leaf.sharding.shard_shape(shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(params)))

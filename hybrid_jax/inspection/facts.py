@@ -87,6 +87,7 @@ def model_facts(
             runs_triton: whether the device runs Triton kernels if jax-triton is installed; None if that is not known.
             scanned_by_triton: whether these then scan prompts.
             shares: for some lengths, where the device's memory goes: see `_shares`. Empty if the model does not fit.
+            shards: devices that divide the model; all sizes are those of each.
             temporary_bytes: of the largest step, an estimate.
             needed_bytes, needs: of weights, `memory` and temporaries together, and the parts in words. If the model
                 does not fit and no budget is given, this is with the least `memory` that serves these rows.
@@ -136,6 +137,7 @@ def model_facts(
         "layers": _count_blocks(config),
         "num_layers": len(config.layers),
         "parameters": weight_count(config),
+        "shards": config.shards,
         "weight_bytes": room.weight_bytes,
         "flops_per_token": prefill_flops(config, 1),
         "cut_saves": share_saved(config),

@@ -11,12 +11,14 @@ from typing import Any
 from hybrid_jax.byte_sizes import counted, format_size, parse_size
 from hybrid_jax.config import XLA, CacheConfig, ModelConfig, resolve_dtype, with_asked_cut
 from hybrid_jax.config.backend import said_of_others
+from hybrid_jax.config.mesh import read_mesh
 from hybrid_jax.config.model_directory import check_small_files, left_out, refuse_adapter
 from hybrid_jax.config.other_names import refuses_other_options
-from hybrid_jax.costs import SAVED_AT
+from hybrid_jax.costs import SAVED_AT, weight_count
 from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
+from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.models import known as known_models
 from hybrid_jax.models.checkpoint import base_of, open_checkpoint, stored_cut
 from hybrid_jax.models.checkpoint import read_config as read_config_file
@@ -81,6 +83,7 @@ def inspect_model(
     capability: str | None = None,
     checkpoints: str = "float32",
     host_memory: int | str | None = None,
+    mesh: str | None = None,
 ) -> ModelReport:
     """Says whether a model fits, what it costs, and what `LLM()` would use. No weights are read.
 
@@ -97,6 +100,8 @@ def inspect_model(
             not known.
         checkpoints: as in `CacheConfig`.
         host_memory: as in `LLM`. On a CPU it lies in the same memory, and counts.
+        mesh: devices like this one that divide the model, such as "tp=2"; None for one. Sizes and costs are then those
+            of each.
 
     Raises:
         TypeError: an option has another name. The message has the name that was probably meant.
@@ -110,7 +115,9 @@ def inspect_model(
         (True, 128)
     """
     plain = read_config(model if model is not None else BUNDLED)
-    config = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
+    whole = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
+    shards = read_mesh(mesh).tp
+    config = shard_config(whole, shards)
     size = None if device_memory is None else parse_size(device_memory, name="device_memory")
     if size is not None and size < LEAST_MEMORY:
         raise ValueError(
@@ -127,6 +134,7 @@ def inspect_model(
         "kv_cache_dtype": kv_cache_dtype,
         "kernels": kernels,
         "cache": CacheConfig(checkpoints=checkpoints),  # type: ignore[arg-type]  # it checks that
+        "tp": shards,
     }
     given = {name: value for name, value in given.items() if value is not None}
     dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
@@ -136,6 +144,7 @@ def inspect_model(
     require_pinned(engine, where)
     found = model_facts(config, engine, where, choose)
     found |= {"left_out": [], "weights_problem": None}
+    found["parameters"] = weight_count(whole)
     if folder is not None and folder.is_dir():
         found["left_out"] = left_out(folder)
         # orbax has those of a stored model, and a model with a cut names another directory
@@ -203,6 +212,7 @@ class ModelReport(dict[str, Any]):
         told = {
             device: _fits_device(self),
             **({"card": _card(self)} if self["platform"] == "gpu" else {}),
+            **({"mesh": _mesh(self["shards"])} if self["shards"] > 1 else {}),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
@@ -275,6 +285,10 @@ class ModelReport(dict[str, Any]):
             cells = [format_size(size) for size in (*sizes, sum(sizes))]
             told.append([f"{share['tokens']:,}", f"{share['rows']:,}", *cells])
         return told
+
+
+def _mesh(shards: int) -> str:
+    return f"{shards} devices divide it; all sizes and costs below are those of each, but for the parameters"
 
 
 def _fits_device(found: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.chain import RUN_TOKENS, Chain, run_begin, runs_to
 from hybrid_jax.tiers.folder import CHECKPOINT, ENDING, PAGES, Folder, Parts
+from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.parcel import FramePlace, Frames
 from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes
 from hybrid_jax.tiers.workers import Workers
@@ -319,13 +320,14 @@ class Disk(Prefixes):
     """The tier on disk of one engine.
 
     Args:
-        folder: the files. geometry: the engine's.
+        folder: the files. geometry: the engine's. form: of its parcels; None for those of one device.
     """
 
     folder: Folder
 
-    def __init__(self, folder: Folder, geometry: Geometry) -> None:
+    def __init__(self, folder: Folder, geometry: Geometry, form: Form | None = None) -> None:
         super().__init__(folder, geometry)
+        self.form = form or Form(geometry)
         self._writer = Workers("hybrid_jax writer")
         self._readers = Workers("hybrid_jax reader", READERS)
         self._looking = False
@@ -351,7 +353,7 @@ class Disk(Prefixes):
     # --- saving ---------------------------------------------------------------------------------
 
     def save(self, save: Save, copies: Sequence[Any]) -> None:
-        num_bytes = len(copies) * self.geometry.frame_bytes
+        num_bytes = 4 * len(copies) * self.form.frame_words
 
         def job() -> None:
             try:
@@ -374,12 +376,12 @@ class Disk(Prefixes):
             raise
 
     def _write(self, save: Save, copies: Sequence[Any]) -> None:
-        geometry, chain, position = self.geometry, save.chain, save.position
+        form, chain, position = self.form, save.chain, save.position
         frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
         for end in save.ends:
-            arrays = parcel.read_pages(geometry, run_begin(end), end, frames.at)
+            arrays = form.read_pages(run_begin(end), end, frames)
             written += self.folder.write(pages_name(chain, end), _page_marks(end), arrays)
-        arrays = parcel.read_end(geometry, position, frames)
+        arrays = form.read_end(position, frames)
         name = checkpoint_name(chain, position)
         written += self.folder.write(name, _checkpoint_marks(position), arrays)
         self.touch(chain, position)
@@ -389,7 +391,7 @@ class Disk(Prefixes):
     # --- loading --------------------------------------------------------------------------------
 
     def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
-        found = Read(position, Frames.zeros(self.geometry, places))
+        found = Read(position, self.form.zeros(places))
         parts = [
             functools.partial(self._read_run, found, chain, end)
             for end in self._ends_with(position, places)
@@ -421,18 +423,16 @@ class Disk(Prefixes):
                 found.finish()
 
     def _read_run(self, found: Read, chain: Chain, end: int) -> None:
-        geometry, begin = self.geometry, run_begin(end)
-        shapes = parcel.page_shapes(geometry, begin, end)
-        part = self._part(found, pages_name(chain, end), _page_marks(end), shapes)
-        frame_of = parcel.writable(geometry, found.frames)
-        parcel.write_pages(geometry, begin, end, part.arrays, frame_of)
+        form, begin = self.form, run_begin(end)
+        name, shapes = pages_name(chain, end), form.page_shapes(begin, end)
+        part = self._part(found, name, _page_marks(end), shapes)
+        form.write_pages(begin, end, part.arrays, found.frames)
 
     def _read_end(self, found: Read, chain: Chain) -> None:
-        geometry, position = self.geometry, found.position
-        shapes = parcel.window_shapes(geometry, position) | parcel.state_shapes(geometry)
+        position, shapes = found.position, self.form.end_shapes(found.position)
         name, marks = checkpoint_name(chain, position), _checkpoint_marks(position)
         part = self._part(found, name, marks, shapes)
-        parcel.write_end(geometry, position, part.arrays, found.frames)
+        self.form.write_end(position, part.arrays, found.frames)
 
     def _part(self, found: Read, name: str, marks: dict[str, str], shapes: dict) -> Part:
         part = self.folder.read(name, marks)

@@ -77,11 +77,14 @@ class Frames(NamedTuple):
         return cls(pages, np.stack(states) if len(states) else None)
 
     @classmethod
-    def zeros(cls, geometry: Geometry, places: Iterable[FramePlace]) -> Frames:
-        """Frames to be filled."""
-        shape = geometry.cached_state_frames, geometry.frame_words
+    def zeros(
+        cls, geometry: Geometry, places: Iterable[FramePlace], frame_words: int | None = None
+    ) -> Frames:
+        """Frames to be filled, of so many words; None for those of the geometry."""
+        words = frame_words or geometry.frame_words
+        shape = geometry.cached_state_frames, words
         pages: dict[FramePlace, np.ndarray] = {
-            place: np.zeros(geometry.frame_words, np.uint32) for place in places
+            place: np.zeros(words, np.uint32) for place in places
         }
         return cls(pages, np.zeros(shape, np.uint32) if geometry.has_state else None)
 
@@ -343,6 +346,34 @@ def write_states(geometry: Geometry, arrays: Mapping[str, np.ndarray], frames: n
             rest = data[begin : begin + part.size]
             part.reshape(-1)[: rest.size] = rest
             begin += rest.size
+
+
+def narrow_arrays(geometry: Geometry, words: np.ndarray) -> dict[str, np.ndarray]:
+    """Views of the layers' arrays in the words uint32[n] of a narrow checkpoint.
+
+    Those of the I-th recurrent layer are codes.I int8[units, words of a unit], or float32 where there are no scales,
+    scales.I float32[units, scales], and columns.I uint16 or uint32[columns, channels].
+    """
+    assert geometry.narrow is not None, "parcel: checkpoints stay as rows have them"
+    bits = np.dtype("uint32" if geometry.dtype == "float32" else "uint16")
+    found, begins = {}, np.cumsum([0, *(sum(part) for part in geometry.narrow.parts)])
+    for number, place in enumerate(geometry.states):
+        group, sizes = place.of(geometry), geometry.narrow.parts[place.group]
+        layout, own = group.layout, words[begins[place.group] : begins[place.group + 1]]
+        codes, scales, columns = np.split(own, np.cumsum(sizes[:-1]))
+        if layout.units:
+            flat = codes.view(np.int8 if layout.scales else np.float32)
+            count = layout.state_words
+            of_layer = flat[place.layer * count : (place.layer + 1) * count]
+            found[f"codes.{number}"] = of_layer.reshape(layout.units, layout.unit_words)
+        if layout.scales:
+            of_layers = scales.view(np.float32).reshape(-1, layout.units, layout.scales)
+            found[f"scales.{number}"] = of_layers[place.layer]
+        if layout.columns:
+            line = columns.reshape(-1, group.column_words)[place.layer].view(bits)
+            line = line[: layout.columns * layout.channels]
+            found[f"columns.{number}"] = line.reshape(layout.columns, layout.channels)
+    return found
 
 
 def _state_words(

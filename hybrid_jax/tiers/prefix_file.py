@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.geometry import Geometry
 from hybrid_jax.tiers import parcel
+from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.part_file import Damaged, Part, check_shapes, read_part, shapes_of, write_part
 
 TOKENS = "tokens"
@@ -31,7 +31,7 @@ def write_prefix(
     write_part(file, marks, {TOKENS: own, **arrays})
 
 
-def read_prefix(file: Path, root: str, geometry: Geometry) -> Part:
+def read_prefix(file: Path, root: str, form: Form) -> Part:
     """Reads a prefix of an engine with this root.
 
     Raises:
@@ -46,14 +46,15 @@ def read_prefix(file: Path, root: str, geometry: Geometry) -> Part:
     position = int(part.marks["position"])
     shapes = {
         TOKENS: parcel.Shape("int32", (position,)),
-        **parcel.prefix_shapes(geometry, position),
+        **form.prefix_shapes(position),
     }
     if part.marks.get("root") != root:
         raise ValueError(f"{file} {_other(part, shapes)}; generate from the prompt instead")
-    if position % geometry.grain:
+    grain = form.geometry.grain
+    if position % grain:
         raise ValueError(
-            f"{file} ends after {position} tokens, and this engine resumes at multiples of {geometry.grain}; save it "
-            f"with grain={geometry.grain}"
+            f"{file} ends after {position} tokens, and this engine resumes at multiples of {grain}; save it "
+            f"with grain={grain}"
         )
     check_shapes(file, part, shapes)
     return part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,10 @@ SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are loo
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
 
 
+# From a model, the path of a parameter in its tree, and its numbers, an array on one or several devices.
+Put = Callable[[ModelConfig, jax.tree_util.KeyPath, np.ndarray], jax.Array]
+
+
 class Arranged(NamedTuple):
     """A checkpoint that has all that a model needs.
 
@@ -57,10 +62,18 @@ class Arranged(NamedTuple):
 
 
 def load_hf(
-    checkpoint: Checkpoint, config: ModelConfig, dtype: str, progress: ReportBytes
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: str,
+    progress: ReportBytes,
+    put: Put | None = None,
 ) -> tuple[ModelConfig, dict]:
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
-    tied."""
+    tied.
+
+    Args:
+        put: puts each of them where it belongs; None for jax's default device.
+    """
     config, tree, tensors = _find(checkpoint, config)
     parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]
     sizes: Counter[str] = Counter()
@@ -74,9 +87,10 @@ def load_hf(
     done = 0
     progress(done, total)
 
-    def build(leaf: Stored) -> Any:
+    def build(path: jax.tree_util.KeyPath, leaf: Stored) -> Any:
         nonlocal done
-        array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
+        made = _assemble(leaf, tensors, np.dtype(config.dtype))
+        array = jax.device_put(made) if put is None else put(config, path, made)
         read = [tensors[name] for name in _names(leaf) if name in tensors]
         for tensor in read:
             tensor.let_go()
@@ -84,7 +98,7 @@ def load_hf(
         progress(done, total)
         return OPERATIONS[leaf.format].encode(array)
 
-    return config, jax.tree.map(build, tree)  # a Stored is a leaf
+    return config, jax.tree_util.tree_map_with_path(build, tree)  # a Stored is a leaf
 
 
 def _find(checkpoint: Checkpoint, config: ModelConfig) -> Arranged:

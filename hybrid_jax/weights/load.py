@@ -13,7 +13,7 @@ from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound, ReportBytes, model_or_bundled
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.weights.cut import add_cut
-from hybrid_jax.weights.hugging_face import load_hf
+from hybrid_jax.weights.hugging_face import Put, load_hf
 from hybrid_jax.weights.orbax import load_orbax
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -96,9 +96,16 @@ class OpenModel:
     second: OpenModel | None = None
 
     def load(
-        self, *, dtype: Dtype = "auto", progress: ReportBytes | None = None
+        self,
+        *,
+        dtype: Dtype = "auto",
+        progress: ReportBytes | None = None,
+        put: Put | None = None,
     ) -> tuple[ModelConfig, dict]:
         """Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
+
+        Args:
+            put: as in `load_hf`, for those that Hugging Face files have.
 
         Raises:
             As `load_model`.
@@ -111,7 +118,7 @@ class OpenModel:
                 params.pop("mtp")
             config = replace(config, mtp=self.plain.mtp)
         else:
-            config, params = load_hf(self.checkpoint, self.plain, dtype, report)
+            config, params = load_hf(self.checkpoint, self.plain, dtype, report, put)
         if self.cut is not None:
             config, params = add_cut(self.cut, config, params, exit_head=self.config.exit_head)
         return add_second(config, params, self.second, dtype=config.dtype, progress=progress)

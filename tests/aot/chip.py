@@ -106,10 +106,26 @@ def sharding(chip: str = H200) -> SingleDeviceSharding:
     return SingleDeviceSharding(topology.devices[0])
 
 
+@functools.cache
+def devices(count: int, chip: str = H200) -> tuple[jax.Device, ...]:
+    """So many of a chip in one machine."""
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        topology=f"1x1x{count}",
+        target_config=CHIPS[chip].read_text(),
+    )
+    return tuple(topology.devices)
+
+
 def on_chip(tree, chip: str = H200):
-    """Shapes of a tree of arrays, specs or anything with shape and dtype, placed on the chip."""
-    place = functools.partial(jax.ShapeDtypeStruct, sharding=sharding(chip))
-    return jax.tree.map(lambda x: place(x.shape, jax.numpy.dtype(x.dtype)), tree)
+    """Shapes of a tree of arrays, specs or anything with shape and dtype, placed on the chip, if they are nowhere."""
+
+    def place(x):
+        where = getattr(x, "sharding", None) or sharding(chip)
+        return jax.ShapeDtypeStruct(x.shape, jax.numpy.dtype(x.dtype), sharding=where)
+
+    return jax.tree.map(place, tree)
 
 
 def with_hosts_arguments(function, count: int):
@@ -152,6 +168,7 @@ def compile_for_gpu(
     options: Mapping = GPU_OPTIONS,
     keep_ptx: bool = False,
     from_host: int = 0,
+    on_mesh: bool = False,
 ) -> Compiled:
     """Compiles a function of arrays. Too much shared memory is an error.
 
@@ -159,12 +176,13 @@ def compile_for_gpu(
         chip: one of `CHIPS`.
         spills: registers may spill; if not, that is an error too.
         options: of the compiler, as an engine gives them. keep_ptx: for `Compiled.ptx`.
+        on_mesh: it runs on several of them, on which its arguments are.
         from_host: so many of the last arguments lie in the host's memory; these are single arrays.
     """
     with for_cuda():  # as an engine does
         if from_host:
             function = with_hosts_arguments(function, from_host)
-        lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate)
+        lowered = lower_for_cuda(function, *on_chip(specs, chip), donate=donate, on_mesh=on_mesh)
         move_arguments(lowered, from_host)
     with tempfile.TemporaryDirectory() as folder:
         options = {

@@ -43,9 +43,9 @@ TIB = 2**40
             "unknown option 'zzz'; it has cache, cache_dir, disk_memory, dtype, exact, grain",
         ),
         (
-            {"tensor_parallel_size": 2},
+            {"data_parallel_size": 2},
             NotImplementedError,
-            "running on several devices is not built",
+            "running several copies of a model, or its layers on several devices is not built",
         ),
         (
             {"quantization": "fp8"},
@@ -85,7 +85,7 @@ def test_an_option_is_refused_in_one_step(make_llm, fake_model, given, error, me
 
 
 def test_every_name_of_another_engine_leads_to_one_of_ours():
-    ours = {*EngineConfig.__dataclass_fields__, *options.OWN_OPTIONS}
+    ours = {*EngineConfig.__dataclass_fields__, *options.OWN_OPTIONS, "mesh"} - {"tp"}
     names = other_names("LLM")
     for name, other in names["ours"].items():
         assert name not in ours
@@ -156,7 +156,9 @@ def test_numbers_of_numpy_become_pythons_own():
         ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
         ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
-        ({"mesh": "tp=2"}, NotImplementedError, "mesh='tp=2'"),
+        ({"mesh": "2"}, ValueError, "LLM: mesh must be like 'tp=4', got '2'"),
+        ({"tp": 2}, TypeError, "did you mean mesh .like 'tp=4'"),
+        ({"mesh": "tp=64"}, ValueError, "num_heads of .* layers must be a multiple of the devices"),
         ({"host_memory": "2 lots"}, ValueError, "host_memory: a size must look like 5GB"),
         ({"host_memory": -1}, ValueError, "host_memory: a size must look like 5GB"),
         (

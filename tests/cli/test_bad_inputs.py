@@ -197,6 +197,10 @@ MISTAKES = [
         "simulate --trace IN/empty --checkpoints int8",
         "--checkpoints int8 needs a model whose recurrent layers are known one by one, got paper_7b",
     ),
+    ("generate x --mesh 2", "--mesh must be like 'tp=4', got '2'"),
+    ("generate x --mesh tp=2", "num_heads of Attention layers must be a multiple of the devices"),
+    ("inspect --mesh tp=0", "--mesh must be like 'tp=4', got 'tp=0'"),
+    ("inspect hybrid_7b --device h200 --mesh tp=64", "num_heads of "),
     ("generate x --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
     ("inspect --checkpoints int4", "--checkpoints must be float32 or int8, got 'int4'"),
     (

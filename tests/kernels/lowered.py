@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 
@@ -17,9 +18,16 @@ HOPPER = AbstractMesh(
 TRITON_CALL = re.compile(r"custom_call @__gpu\$xla\.gpu\.triton.*?[{,] name = \"(\w+)\"")
 
 
-def lower_for_cuda(function, *args, donate: tuple[int, ...] = ()) -> jax.stages.Lowered:
-    """The jitted function lowered for CUDA; from jax 0.11 on that asks for a chip, which the mesh names."""
-    with use_abstract_mesh(HOPPER), warnings.catch_warnings():
+def lower_for_cuda(
+    function, *args, donate: tuple[int, ...] = (), on_mesh: bool = False
+) -> jax.stages.Lowered:
+    """The jitted function lowered for CUDA; from jax 0.11 on that asks for a chip, which the mesh names.
+
+    Args:
+        on_mesh: the function has a mesh of its own.
+    """
+    named = contextlib.nullcontext() if on_mesh else use_abstract_mesh(HOPPER)
+    with named, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Triton.*", DeprecationWarning)
         jitted = jax.jit(function, donate_argnums=donate)
         return jitted.trace(*args).lower(lowering_platforms=("cuda",))

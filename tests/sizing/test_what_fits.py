@@ -386,3 +386,14 @@ def test_fp8_pages_are_refused_by_name_on_older_cards():
     assert inspect_model("hybrid_7b", device="l40s", kv_cache_dtype="fp8")["kernels"] == "pallas"
     by_xla = backend_on(card("a100"), replace(engine, kernels="xla"), model())
     assert by_xla.name == XLA.name
+
+
+def test_a_mesh_divides_what_each_device_holds():
+    one, two = (
+        inspect_model("qwen3_next_80b", device="h200", mesh=mesh) for mesh in (None, "tp=2")
+    )
+    assert not one["fits"] and two["fits"]
+    assert two["parameters"] == one["parameters"]
+    assert 1.9 * two["weight_bytes"] < one["weight_bytes"] < 2 * two["weight_bytes"]
+    assert 1.8 * two["kv_bytes_per_token"] < one["kv_bytes_per_token"]
+    assert "2 devices divide it" in str(two) and "mesh" not in str(one)

@@ -82,6 +82,13 @@ CheckpointsOption = Annotated[
         "changes the text a little."
     ),
 ]
+MeshOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Devices that divide the model, like tp=4. Memory is then that of each.",
+        show_default="one device",
+    ),
+]
 KernelsOption = Annotated[
     str,
     typer.Option(
@@ -129,6 +136,7 @@ class ModelOptions:
         ),
     ] = "off"
     kernels: KernelsOption = "auto"
+    mesh: MeshOption = None
     seed: Annotated[int, typer.Option(help="Seed of random sampling.")] = 0
     exact: Annotated[
         bool,

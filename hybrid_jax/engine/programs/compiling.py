@@ -140,6 +140,7 @@ class Program:
         store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
         device: where arrays are that are on no device on purpose; None for jax's first. options: of the compiler.
         results: where what it makes goes; None for the device's memory.
+        everywhere: where arguments go that are on no device on purpose; None for the device.
     """
 
     def __init__(
@@ -154,7 +155,9 @@ class Program:
         device: jax.Device | None = None,
         options: Mapping[str, str | int] | None = None,
         results: jax.sharding.Sharding | None = None,
+        everywhere: jax.sharding.Sharding | None = None,
     ) -> None:
+        self._everywhere = everywhere
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
         self._does = DOING.get(function.__name__, "small changes")
@@ -188,12 +191,18 @@ class Program:
         with self._lock:
             run = self._run
             if run is None:
+                shapes = jax.tree.map(self._placed, shapes)
                 start = time.perf_counter()
                 with own_settings(jax_default_device=self._device):
                     run, how = self._made(shapes)
                 LOG.info("%s %s in %.1f s", how, self._name, time.perf_counter() - start)
                 self._run = run
             return run
+
+    def _placed(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if self._everywhere is None or shape.sharding is not None:
+            return shape
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=self._everywhere)
 
     def _made(self, shapes: tuple) -> tuple[Callable, str]:
         """The program, and "loaded" or "compiled"."""

@@ -42,6 +42,8 @@ LOOP_OPTIONS: dict[str, str | int] = {
     FLAG: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
     "xla_gpu_graph_min_graph_size": 1,
 }
+# With sums over devices in them.
+DIVIDED_LOOP_OPTIONS = {**LOOP_OPTIONS, FLAG: f"{LOOP_OPTIONS[FLAG]},COLLECTIVES"}
 BEGUN = "begun"  # the first word of the note of a trial that runs, or in which a process has ended
 MOST_ENDS = 2  # a process may have been killed by somebody once
 ELSEWHERE_SECONDS = 600.0  # a trial of another machine has ended by then
@@ -139,15 +141,20 @@ def choose_loops(device: jax.Device, store: ProgramStore | None, trial: str) -> 
     return loops
 
 
-def options_for(platform: str, loops: Loops | None) -> Mapping[str, str | int] | None:
+def options_for(
+    platform: str, loops: Loops | None, *, divided: bool = False
+) -> Mapping[str, str | int] | None:
     """Options of the compiler.
 
     Args:
         loops: the form, for a program whose dispatches are several steps; None for another.
+        divided: several devices divide the model.
     """
     if platform != "gpu":
         return None
-    return LOOP_OPTIONS if loops is not None and loops.inside else GPU_OPTIONS
+    if loops is None or not loops.inside:
+        return GPU_OPTIONS
+    return DIVIDED_LOOP_OPTIONS if divided else LOOP_OPTIONS
 
 
 def _why_not(device: jax.Device) -> str | None:

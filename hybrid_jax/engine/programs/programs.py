@@ -23,11 +23,13 @@ from hybrid_jax.engine.programs.compiling import (
     WarmUp,
     signature_of,
 )
+from hybrid_jax.engine.programs.divided import over_devices
 from hybrid_jax.engine.programs.loops import Loops, options_for
 from hybrid_jax.engine.programs.serving import Serving, StepKey
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.steps.small import CHANGES, OF_MODEL, READ_STATE, READERS, TO_HOST
 from hybrid_jax.engine.steps.step import PLAIN, StepKind, Variant
+from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.schedule.plan import Plan, Row
 from hybrid_jax.state import Model
 
@@ -46,6 +48,7 @@ class Programs:
         store: where compiled programs are kept between processes, or None.
         loops: where loops over steps run.
         to_host: where arrays in the host's memory go; None where that is the device's.
+        shards: the devices that the model is divided over; None for one device.
 
     Attributes:
         made: those that were asked for, by key.
@@ -65,9 +68,10 @@ class Programs:
         store: ProgramStore | None,
         loops: Loops,
         to_host: jax.sharding.Sharding | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.model, self._kinds, self._store, self._loops = model, kinds, store, loops
-        self._to_host = to_host
+        self._to_host, self._shards = to_host, shards
         self._by_name = {kind.name: kind for kind in kinds}
         self._device, self._arguments = device, arguments
         self._coarse = engine.shapes == "coarse"
@@ -120,8 +124,13 @@ class Programs:
             return function(*args, **static)
 
         traced.__name__ = name
+        on_devices: Callable = traced
+        if self._shards is not None:
+            takes_weights = name in READERS or (kind is not None and kind.takes_weights)
+            form = {"is_step": kind is not None, "takes_weights": takes_weights}
+            on_devices = over_devices(traced, name, self._shards, **form)
         return Program(
-            traced,
+            on_devices,
             donated,
             self.compiling,
             self._device.platform,
@@ -129,8 +138,9 @@ class Programs:
             store=self._store,
             identity=f"{name} {shape} {static}",
             device=self._device,
-            options=options_for(self._device.platform, of_loops),
+            options=options_for(self._device.platform, of_loops, divided=self._shards is not None),
             results=self._to_host if name in TO_HOST else None,
+            everywhere=None if self._shards is None else self._shards.everywhere,
         )
 
     def forget_loops(self) -> None:

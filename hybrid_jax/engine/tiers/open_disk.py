@@ -15,10 +15,10 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.chain import RUN_TOKENS, root_of
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.folder import CacheFolderError, Folder, default_limit, least_limit
+from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.part_file import VERSION
 
 BLOCK_BYTES = 64 << 20
@@ -26,7 +26,7 @@ MOST_THREADS = 8
 
 
 def open_disk(
-    config: ModelConfig, params: Any, engine: EngineConfig, geometry: Geometry, device: jax.Device
+    config: ModelConfig, params: Any, engine: EngineConfig, form: Form, device: jax.Device
 ) -> Disk | None:
     """The tier on disk that `engine.cache_dir` asks for; None without one.
 
@@ -36,7 +36,7 @@ def open_disk(
     if engine.cache_dir is None:
         return None
     path = Path(engine.cache_dir).expanduser()
-    root = root_of_engine(config, params, engine, geometry, device)
+    root, geometry = root_of_engine(config, params, engine, form, device), form.geometry
     layers = f"{len(geometry.states)} layers with a state and {len(geometry.kv)} with pages"
     pages = "" if geometry.kv_dtype == geometry.dtype else f", pages in {geometry.kv_dtype}"
     exact = ", exact" if engine.exact else ""
@@ -44,7 +44,7 @@ def open_disk(
     try:
         limit = default_limit(path) if engine.disk_memory is None else engine.disk_memory
         least_limit(path, limit, _least_bytes(geometry))
-        return Disk(Folder(path, root, limit=limit, about=about), geometry)
+        return Disk(Folder(path, root, limit=limit, about=about), geometry, form)
     except CacheFolderError as error:
         raise ValueError(f"EngineConfig: cache_dir {error}") from error
 
@@ -55,7 +55,7 @@ def _least_bytes(geometry: Geometry) -> int:
 
 
 def root_of_engine(
-    config: ModelConfig, params: Any, engine: EngineConfig, geometry: Geometry, device: jax.Device
+    config: ModelConfig, params: Any, engine: EngineConfig, form: Form, device: jax.Device
 ) -> str:
     """A digest of all that a prefix's values depend on beside its tokens.
 
@@ -63,10 +63,17 @@ def root_of_engine(
     promises bits, and these also depend on the grain, and on what compiles and runs the steps.
     """
     computed = replace(config, dtype="float32", eos_token_ids=(), bos_token_id=None)
-    marks: list[object] = [VERSION, computed, parcel.form_of(geometry)]
+    marks: list[object] = [VERSION, computed, form.identity]
     marks += checksums(params)
     if engine.exact:
-        marks += ["exact", geometry.grain, jax.__version__, device.device_kind, engine.kernels]
+        marks += [
+            "exact",
+            form.geometry.grain,
+            engine.tp,
+            jax.__version__,
+            device.device_kind,
+            engine.kernels,
+        ]
     return root_of(*marks)
 
 
