@@ -272,9 +272,11 @@ class Kind:
         All devices run the same: the i-th has the i-th block of heads, channels or experts.
 
         Raises:
-            ValueError: the part cannot be divided so; names the numbers.
+            ValueError: the part cannot be divided so; names the numbers. NotImplementedError: no part of its kind can.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"LLM: {type(spec).__name__} layers are not divided over devices yet; leave mesh out"
+        )
 
     def active_weights(self, spec: Any, tree: Weights) -> int:
         """How many weights one token is multiplied with, of a tree like `weights`, in which there may be more."""

@@ -12,7 +12,7 @@ from hybrid_jax.config import Attention, Mamba2, MoE
 from hybrid_jax.kinds.table import kind_of, model_weights
 from hybrid_jax.mesh.split import Split, shard_config, splits
 from tests.mesh.models import DIVIDED, HEADS
-from tests.tiny_models import redrawn
+from tests.tiny_models import redrawn, tiny_model
 
 CASES = [(name, count) for name, (_, counts) in DIVIDED.items() for count in counts]
 
@@ -95,6 +95,12 @@ def test_parts_have_the_shapes_of_the_model_that_a_device_runs(name, count):
 def test_what_cannot_be_divided_is_named_with_its_numbers(spec, count, message):
     with pytest.raises(ValueError, match=message):
         kind_of(spec).shard(spec, count)
+
+
+def test_a_kind_without_a_form_for_several_devices():
+    spec = tiny_model("with_latent")[0].layers[1].mixers[0]
+    with pytest.raises(NotImplementedError, match="LLM: Latent layers are not divided .* leave mesh"):
+        kind_of(spec).shard(spec, 2)
 
 
 def test_a_model_that_cannot_be_divided():
