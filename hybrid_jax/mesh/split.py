@@ -24,9 +24,14 @@ def shard_config(config: ModelConfig, count: int) -> ModelConfig:
 
     Raises:
         ValueError: heads, groups, channels or experts cannot be divided so; names the numbers.
+        NotImplementedError: a kind of part, or the format of the matrices, has no form for several devices.
     """
     if count == 1:
         return config
+    if config.matrices != "dense":
+        raise NotImplementedError(
+            f"LLM: matrices in format {config.matrices!r} are not divided over devices yet; leave mesh out"
+        )
 
     def part(layer: Layer) -> Layer:
         return layer.with_parts(kind_of(spec).shard(spec, count) for spec in layer.parts)

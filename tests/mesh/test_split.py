@@ -99,12 +99,16 @@ def test_what_cannot_be_divided_is_named_with_its_numbers(spec, count, message):
 
 def test_a_kind_without_a_form_for_several_devices():
     spec = tiny_model("with_latent")[0].layers[1].mixers[0]
-    with pytest.raises(NotImplementedError, match="LLM: Latent layers are not divided .* leave mesh"):
+    with pytest.raises(
+        NotImplementedError, match="LLM: Latent layers are not divided .* leave mesh"
+    ):
         kind_of(spec).shard(spec, 2)
 
 
 def test_a_model_that_cannot_be_divided():
     config, _ = DIVIDED["attention"]
+    with pytest.raises(NotImplementedError, match="matrices in format 'int8' are not divided"):
+        shard_config(replace(config, matrices="int8"), 2)
     with pytest.raises(ValueError, match=f"num_heads of Attention layers .* got {HEADS} and 5"):
         shard_config(config, 5)
     assert shard_config(config, 1) is config

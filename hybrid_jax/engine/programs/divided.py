@@ -11,17 +11,12 @@ from hybrid_jax.engine.steps.small import CHANGES
 from hybrid_jax.mesh.shards import EVERYWHERE, Shards, along, joined, of_state
 from hybrid_jax.state import State
 
-OF_ADJUST = (
-    "write_adjust",
-    "load_adjust",
-    "move_adjust",
-)  # they change what is the same on all devices
-AXES_OF_FRAMES = {
-    "save_frames": 1,
-    "narrow_checkpoint": 2,
-    "widen_checkpoint": 2,
-}  # of what they make
-TAKE_FRAMES = ("load_frames", "write_checkpoint")  # after the state and the numbers of frames
+# These change what is the same on all devices.
+OF_ADJUST = ("write_adjust", "load_adjust", "move_adjust")
+# Axes of the frames that these make.
+AXES_OF_FRAMES = {"save_frames": 1, "narrow_checkpoint": 2, "widen_checkpoint": 2}
+# After the state and the numbers of frames come these.
+TAKE_FRAMES = ("load_frames", "write_checkpoint")
 
 
 def over_devices(
