@@ -156,7 +156,9 @@ def _started(
     if slow := interpreted(engine_config.kernels, device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-        store = open_store(programs, device)
+        if engine_config.tp > 1 and devices is None:
+            devices = first_devices(engine_config.tp)
+        store = open_store(programs, device, devices or ())
         engine = Engine(config, params, engine_config, store, devices)
     return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)
 

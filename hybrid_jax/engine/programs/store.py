@@ -16,7 +16,7 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,17 @@ class ProgramStore:
 
     Args:
         folder: made when the first program is saved. device: the device that programs are compiled for.
+        devices: all of them, where several run each program.
     """
 
-    def __init__(self, folder: Path, device: jax.Device) -> None:
+    def __init__(
+        self, folder: Path, device: jax.Device, devices: Sequence[jax.Device] = ()
+    ) -> None:
         self._folder, self._target = folder, device
+        self._devices = list(devices) or [device]
+        numbers = " ".join(str(each.id) for each in self._devices)
         self._device = (
-            f"{device.platform} {device.device_kind} {device.client.platform_version} {device.id}"
+            f"{device.platform} {device.device_kind} {device.client.platform_version} {numbers}"
         )
 
     def name_of(self, identity: str, arguments: Any) -> str:
@@ -67,7 +72,7 @@ class ProgramStore:
             program = serialize_executable.deserialize_and_load(
                 *pickle.loads(_checked(path.read_bytes())),
                 backend=self._target.client,
-                execution_devices=[self._target],  # else jax takes all devices
+                execution_devices=self._devices,  # else jax takes all there are
             )
         except FileNotFoundError:
             return None
@@ -151,8 +156,10 @@ def _checked(data: bytes) -> bytes:
     return content
 
 
-def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
-    """The store of a GPU's programs, beside jax's cache in this folder.
+def open_store(
+    folder: Path | None, device: jax.Device, devices: Sequence[jax.Device] = ()
+) -> ProgramStore | None:
+    """The store of a GPU's programs, or of several GPUs', beside jax's cache in this folder.
 
     None if there is no folder or no GPU. Also None if others may write to the folder, because they could run code here.
     """
@@ -165,7 +172,7 @@ def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
             folder,
         )
         return None
-    return ProgramStore(folder, device)
+    return ProgramStore(folder, device, devices)
 
 
 def _others_may_write(folder: Path) -> bool:
