@@ -425,9 +425,7 @@ class CacheView:
         [read] = read_prompts([prompt], self._tokenizer, vocab_size=self._vocab_size)
         with _told_with("cache.save", file, NO_FOLDER):
             saved = None
-            while (
-                saved is None
-            ):  # the engine answers between two turns, so each answer comes after another turn
+            while saved is None:  # each answer comes after another turn of the engine
                 saved = self._ask(questions.save_prefix, Path(file), read.token_ids)
         if not saved:
             raise ValueError(

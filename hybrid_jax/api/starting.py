@@ -84,13 +84,13 @@ def start_folder(
     dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
     wait_for_dropped(SECONDS_FOR_DROPPED)
     engine_config = choose_engine_config(opened.config, settings, dtype=dtype)
-    programs = enable_compile_cache(device=device)
+    programs, used = enable_compile_cache(device=device), _dividing(engine_config, devices)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-        put = Placing(devices or first_devices(tp)) if (tp := engine_config.tp) > 1 else None
+        put = None if used is None else Placing(used)
         config, params = opened.load(dtype=cast(Dtype, dtype), progress=report, put=put)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, stored_dtype, devices)
+    return _started(config, params, engine_config, programs, stored_dtype, used)
 
 
 @named_as_llm()
@@ -116,7 +116,8 @@ def start_params(
     config, params = add_second(config, params, second, dtype=dtype)
     engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, dtype, devices)
+    used = _dividing(engine_config, devices)
+    return _started(config, params, engine_config, programs, dtype, used)
 
 
 def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
@@ -138,6 +139,13 @@ def _of_32_bits(leaf: Any) -> Any:
     return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
 
 
+def _dividing(
+    engine: EngineConfig, devices: Sequence[jax.Device] | None
+) -> Sequence[jax.Device] | None:
+    """The devices that divide the model; None for one device."""
+    return (devices or first_devices(engine.tp)) if engine.tp > 1 else None
+
+
 def _started(
     config: ModelConfig,
     params: Any,
@@ -156,8 +164,6 @@ def _started(
     if slow := interpreted(engine_config.kernels, device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-        if engine_config.tp > 1 and devices is None:
-            devices = first_devices(engine_config.tp)
         store = open_store(programs, device, devices or ())
         engine = Engine(config, params, engine_config, store, devices)
     return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)

@@ -89,7 +89,7 @@ class Form:
         return self._joined(self.end_shapes(position), parts)
 
     def read_prefix(self, position: int, frames: Frames) -> dict[str, Pieces]:
-        """As `parcel.read_prefix`."""
+        """What resuming at `position` takes, from its frames."""
         return self.read_pages(0, position, frames) | self.read_end(position, frames)
 
     def write_pages(
@@ -106,7 +106,7 @@ class Form:
             parcel.write_end(self.geometry, position, self._cut(arrays, index), own)
 
     def write_prefix(self, position: int, arrays: Mapping[str, np.ndarray], frames: Frames) -> None:
-        """As `parcel.write_prefix`."""
+        """The inverse of `read_prefix`, as far as there are frames: they have zeros before."""
         self.write_pages(0, position, arrays, frames)
         self.write_end(position, arrays, frames)
 

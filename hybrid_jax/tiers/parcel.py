@@ -265,23 +265,10 @@ def prefix_shapes(geometry: Geometry, position: int) -> dict[str, Shape]:
     return pages | window_shapes(geometry, position) | state_shapes(geometry)
 
 
-def read_prefix(geometry: Geometry, position: int, frames: Frames) -> dict[str, Pieces]:
-    """What resuming at `position` takes, from its frames."""
-    return read_pages(geometry, 0, position, frames.at) | read_end(geometry, position, frames)
-
-
 def read_end(geometry: Geometry, position: int, frames: Frames) -> dict[str, Pieces]:
-    """The same without the pages of layers that have no window."""
+    """What resuming at `position` takes beside the pages of layers without a window, from its frames."""
     found = read_windows(geometry, position, frames.at)
     return found if frames.checkpoint is None else found | read_states(geometry, frames.checkpoint)
-
-
-def write_prefix(
-    geometry: Geometry, position: int, arrays: Mapping[str, np.ndarray], frames: Frames
-) -> None:
-    """The inverse of `read_prefix`, as far as there are frames: they have zeros before."""
-    write_pages(geometry, 0, position, arrays, writable(geometry, frames))
-    write_end(geometry, position, arrays, frames)
 
 
 def write_end(

@@ -26,7 +26,7 @@ from hybrid_jax.tiers import part_file
 from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.folder import Folder, files_of
-from hybrid_jax.tiers.parcel import Frames, read_prefix, write_prefix
+from hybrid_jax.tiers.parcel import Frames
 from tests.imports import ROOT
 from tests.tiers.prefixes import geometry_of, joined, random_prefix, same
 
@@ -62,7 +62,7 @@ def save(disk: Disk, tokens: np.ndarray, position: int) -> bool:
         return False
     geometry = disk.geometry
     frames = Frames.zeros(geometry, places_in(wanted_frames(geometry, position)))
-    write_prefix(geometry, position, content(disk, tokens, position), frames)
+    disk.form.write_prefix(position, content(disk, tokens, position), frames)
     disk.save(asked, frames.words(asked.places))
     return True
 
@@ -72,7 +72,7 @@ def load(disk: Disk, tokens: np.ndarray, position: int) -> dict | None:
     places = places_in(wanted_frames(disk.geometry, position))
     read = disk.read(disk.chain(tokens), position, places)
     assert read.wait(30)
-    return None if read.failed else joined(read_prefix(disk.geometry, position, read.frames))
+    return None if read.failed else joined(disk.form.read_prefix(position, read.frames))
 
 
 def find(disk: Disk, tokens: np.ndarray, above: int = 0) -> int:
@@ -138,7 +138,7 @@ def test_only_the_pages_that_are_wanted_are_read(tmp_path):
     assert read.wait(30) and not read.failed and list(read.frames.pages) == [(9, 0)]
     assert 0 < read.num_bytes < disk.folder.num_bytes / 2
     whole = Frames.zeros(disk.geometry, places_in(wanted_frames(disk.geometry, 608)))
-    write_prefix(disk.geometry, 608, content(disk, tokens, 608), whole)
+    disk.form.write_prefix(608, content(disk, tokens, 608), whole)
     assert np.array_equal(read.frames.at(9, 0), whole.at(9, 0))
 
 

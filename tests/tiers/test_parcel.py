@@ -12,14 +12,13 @@ from hybrid_jax.engine.frames import read_columns, read_state
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.tiers.arrivals import places_in, wanted_frames
 from hybrid_jax.state import Model
+from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.parcel import (
     Frames,
     form_of,
     page_shapes,
     places_of,
     read_pages,
-    read_prefix,
-    write_prefix,
 )
 from pallas_kernels.paged_attention.layout import PageLayout
 from tests.tiers.prefixes import geometry_of, joined, random_prefix, same
@@ -49,7 +48,7 @@ def frames_for(geometry: Geometry, position: int) -> Frames:
 def filled(geometry: Geometry, position: int, seed: int = 0) -> tuple[dict, Frames]:
     """Random content, and frames that it was written to."""
     arrays, frames = random_prefix(geometry, position, seed), frames_for(geometry, position)
-    write_prefix(geometry, position, arrays, frames)
+    Form(geometry).write_prefix(position, arrays, frames)
     return arrays, frames
 
 
@@ -61,7 +60,7 @@ def test_what_is_written_to_frames_is_read_from_them(name, form):
     geometry = geometry_of(name, **FORMS[form])
     for position in (geometry.grain, 64, POSITION):
         arrays, frames = filled(geometry, position)
-        assert same(joined(read_prefix(geometry, position, frames)), arrays)
+        assert same(joined(Form(geometry).read_prefix(position, frames)), arrays)
 
 
 @pytest.mark.parametrize("how", GEOMETRIES)
@@ -72,8 +71,8 @@ def test_the_form_is_that_of_other_geometries(name, how):
     assert form_of(one) == form_of(other)
     arrays, frames = filled(one, POSITION)
     taken = frames_for(other, POSITION)
-    write_prefix(other, POSITION, joined(read_prefix(one, POSITION, frames)), taken)
-    assert same(joined(read_prefix(other, POSITION, taken)), arrays)
+    Form(other).write_prefix(POSITION, joined(Form(one).read_prefix(POSITION, frames)), taken)
+    assert same(joined(Form(other).read_prefix(POSITION, taken)), arrays)
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "jamba", "with_unknown_kind"])
@@ -84,8 +83,8 @@ def test_a_narrow_checkpoint_is_one_run_of_words_in_any_frames(name):
     assert len(frames.checkpoint) == one.cached_state_frames < one.state_frames
     assert arrays["narrow"].size > (one.cached_state_frames - 1) * one.frame_words
     taken = frames_for(other, POSITION)
-    write_prefix(other, POSITION, joined(read_prefix(one, POSITION, frames)), taken)
-    assert same(joined(read_prefix(other, POSITION, taken)), arrays)
+    Form(other).write_prefix(POSITION, joined(Form(one).read_prefix(POSITION, frames)), taken)
+    assert same(joined(Form(other).read_prefix(POSITION, taken)), arrays)
 
 
 @pytest.mark.parametrize(
