@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.prefix_cache.in_flight import FRAME_BYTES
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.virtual_engine import FRAME_BYTES
 
 # 16 tokens fill a frame, a checkpoint takes 2.
 KV = FRAME_BYTES // 16

@@ -9,21 +9,21 @@ import pytest
 
 from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.config import CacheConfig, EngineConfig
-from hybrid_jax.sim.prefix_cache.in_flight import (
-    FRAME_BYTES,
-    _Run,
-    simulate_in_flight,
-    virtual_geometry,
-)
+from hybrid_jax.sim.prefix_cache.in_flight import _Run, simulate_in_flight
 from hybrid_jax.sim.prefix_cache.request_order import simulate
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel
+from hybrid_jax.sim.prefix_cache.virtual_engine import (
+    FRAME_BYTES,
+    VirtualEngine,
+    virtual_geometry,
+)
 from tests.sim.chats import COSTS, KINDS, KV, PLENTY, asked, chat, tokens
 
 
 def finished(trace, costs=COSTS, policy="lru", capacity=PLENTY, device=None) -> _Run:
     cache = CacheConfig(policy="off" if policy == "none" else policy)
     engine = EngineConfig(cache=cache, grain=32, max_rows=8, prefill_tokens=512)
-    run = _Run(trace, costs, costs, engine, capacity, device)
+    run = _Run(trace, VirtualEngine(costs, costs, engine, capacity, device))
     run.go()
     return run
 

@@ -12,15 +12,11 @@ import pytest
 from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import sized_geometry
-from hybrid_jax.sim.prefix_cache.in_flight import (
-    FRAME_BYTES,
-    InFlightResult,
-    simulate_in_flight,
-    virtual_geometry,
-)
+from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from hybrid_jax.sim.prefix_cache.virtual_disk import NOTHING, VirtualDisk
+from hybrid_jax.sim.prefix_cache.virtual_engine import FRAME_BYTES, virtual_geometry
 from hybrid_jax.tiers import folder as real_folder
 from hybrid_jax.tiers.chain import RUN_TOKENS, root_of
 from hybrid_jax.tiers.disk import WAITING_BYTES, Disk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,22 +10,15 @@ from typing import Literal
 
 import numpy as np
 
-from hybrid_jax.byte_sizes import at_least
 from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY
 from hybrid_jax.config import CacheConfig, EngineConfig
-from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
-from hybrid_jax.geometry import Geometry, sized_geometry
-from hybrid_jax.schedule.bucket import shapes_of
-from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sim.prefix_cache.request_order import CacheResult, asked_and_hit
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
-from hybrid_jax.sim.prefix_cache.virtual_disk import NOTHING, VirtualDisk
+from hybrid_jax.sim.prefix_cache.virtual_engine import Turns, VirtualEngine
 
-FRAME_BYTES = 256 * 1024  # at least; a frame is a page
 TIERS = {"": "arena", HOSTS_MEMORY: "host", DISK: "disk"}  # by where a hit was loaded from
 
 
@@ -98,28 +90,6 @@ class InFlightResult(CacheResult):
     alone: ArenaAlone | None
 
 
-def virtual_geometry(costs: Costs, grain: int, narrow_bytes: int = 0) -> Geometry:
-    """Frames for a model of which only bytes are known: a page is one frame, a checkpoint as many as it needs.
-
-    Args:
-        narrow_bytes: of a checkpoint in the cache, if these are fewer; 0 if not.
-    """
-    page_tokens = 16 if costs.kv_bytes else 0
-    while 0 < page_tokens * costs.kv_bytes < FRAME_BYTES:
-        page_tokens *= 2
-    frame_bytes = page_tokens * costs.kv_bytes or FRAME_BYTES
-    state_frames = -(-costs.checkpoint_bytes // frame_bytes)
-    return sized_geometry(
-        frame_words=frame_bytes // 4,
-        page_tokens=page_tokens,
-        frames_per_page=int(costs.kv_bytes > 0),
-        token_words=costs.kv_bytes // 4,
-        state_frames=state_frames,
-        grain=grain,
-        narrow_frames=-(-narrow_bytes // frame_bytes),
-    )
-
-
 def cache_config_of(policy: str) -> CacheConfig:
     """The cache of a policy by name; "none" keeps nothing.
 
@@ -189,8 +159,7 @@ def simulate_in_flight(
             )
     cached = replace(costs, checkpoint_bytes=narrow_bytes) if narrow_bytes else costs
     decoding = decode or costs
-    run = _Run(
-        trace,
+    virtual = VirtualEngine(
         costs,
         decoding,
         engine,
@@ -200,6 +169,7 @@ def simulate_in_flight(
         disk_capacity=disk_capacity,
         narrow_bytes=narrow_bytes,
     )
+    run = _Run(trace, virtual)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
     below, disk = run.scheduler.memory.below, run.disk
@@ -234,12 +204,12 @@ def simulate_in_flight(
         ),
         model_spec=model_spec,
         infeasible=run.infeasible,
-        used_max=run.used_max,
-        used_max_over_capacity=run.used_max / capacity,
+        used_max=virtual.used_max,
+        used_max_over_capacity=virtual.used_max / capacity,
         prefill_tokens=counters.prefill_tokens,
-        padded_tokens=run.padded_tokens,
-        prefill_dispatches=run.prefill_dispatches,
-        padded_s=run.padded_tokens * costs.flops_per_token / run.device.flops_per_second,
+        padded_tokens=virtual.padded_tokens,
+        prefill_dispatches=virtual.prefill_dispatches,
+        padded_s=virtual.padded_tokens * costs.flops_per_token / run.device.flops_per_second,
         ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
         latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
         span_s=run.now - trace[0].arrival_s,
@@ -251,7 +221,7 @@ def simulate_in_flight(
         host={} if below is None else asdict(below.counters),
         disk={} if disk is None else asdict(disk.counters),
         moved_bytes=run.moved_bytes(),
-        copied_s=run.copied_s,
+        copied_s=virtual.copied_s,
         read_s=0.0 if disk is None else disk.read_s,
         written_s=0.0 if disk is None else disk.written_s,
         alone=alone,
@@ -261,90 +231,36 @@ def simulate_in_flight(
 
 
 class _Run:
-    """One trace on its way through one scheduler."""
+    """One trace on its way through one engine."""
 
-    def __init__(
-        self,
-        trace: Sequence[TraceRequest],
-        costs: Costs,
-        decode: Costs,
-        engine: EngineConfig,
-        capacity: int,
-        device: DeviceModel | None,
-        *,
-        host_capacity: int = 0,
-        disk_capacity: int = 0,
-        narrow_bytes: int = 0,
-    ):
-        self.trace, self.costs, self.decode, self.engine = trace, costs, decode, engine
-        self.device = DeviceModel() if device is None else device
-        geometry = virtual_geometry(costs, engine.grain, narrow_bytes)
-        if narrow_bytes:
-            costs = replace(costs, checkpoint_bytes=narrow_bytes)
-        frames = capacity // geometry.frame_bytes
-        least = 2 * max(1, geometry.state_frames)
-        if frames < least:
-            told = at_least(least * geometry.frame_bytes, capacity)
-            raise ValueError(f"simulate: capacity must hold two checkpoints, {told}")
-        below = host_capacity // geometry.frame_bytes
-        if host_capacity and below < least:
-            told = at_least(least * geometry.frame_bytes, host_capacity)
-            raise ValueError(f"simulate: host memory must hold two checkpoints, {told}")
-        self.disk: VirtualDisk | None = None
-        if disk_capacity:
-            self.disk = VirtualDisk(geometry, costs, disk_capacity, self.device)
-        slots = 1 + frames // geometry.cached_state_frames if geometry.has_state else 2
-        self.scheduler = Scheduler(
-            geometry,
-            engine,
-            num_frames=frames + 1,
-            max_slots=slots,
-            max_model_len=1 << 30,
-            host_frames=below + 1 if below else 0,
-            disk=self.disk,
-            costs=costs,
-            speeds=self.device.speeds() if engine.cache.loads == "faster" else None,
-        )
+    def __init__(self, trace: Sequence[TraceRequest], engine: VirtualEngine):
+        self.trace, self.engine = trace, engine
+        self.scheduler, self.disk, self.device = engine.scheduler, engine.disk, engine.device
         self.now = 0.0
         self._go_on_to(trace[0].arrival_s)
-        self.infeasible = self.used_max = self.padded_tokens = self.prefill_dispatches = 0
-        self._frame_bytes, self.copied_s = geometry.frame_bytes, 0.0
+        self.infeasible = 0
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
         self.ended: dict[int, float] = {}
         self.hits: dict[int, int] = {}
         self._loaded: dict[int, tuple[str, int]] = {}  # tier, and tokens that came from there
-        self._due: list[tuple[float, int]] = []  # (time, request) of what may arrive
-        self._after: dict[int, int] = {}  # the turn that waits for this one to end
-        last: dict[int | str, int] = {}
-        for number, request in enumerate(trace):
-            before = last.get(request.session_id)
-            if before is None:
-                heapq.heappush(self._due, (request.arrival_s, number))
-            else:
-                self._after[before] = number
-            last[request.session_id] = number
+        self._turns = Turns(trace)
 
     def go(self) -> None:
         """Runs until every request has ended or was refused. What waits to be written then is not written."""
         while len(self.ended) + self.infeasible < len(self.trace):
-            while self._due and self._due[0][0] <= self.now:
-                self._arrive(*heapq.heappop(self._due))
-            plan = self.scheduler.plan()
-            if plan:
-                self._go_on_to(self.now + self._duration(plan))
-                held = self.scheduler.memory.frames.num_held * self._frame_bytes
-                self.used_max = max(self.used_max, held)
-                for out in plan.to_disk:
-                    out.give([NOTHING] * len(out.arena))
-                self._read(plan)
-                for new in self.scheduler.receive(plan):
+            for when, number in self._turns.due(self.now):
+                self._arrive(when, number)
+            ends = self.engine.begin()
+            if ends is not None:
+                self._go_on_to(ends)
+                for new in self.engine.end():
                     number = int(new.request.request_id)
                     if new.new_token_ids:
                         self._note(number, new.request)
                     if new.finished:
                         self.ended[number] = self.now
-                        self._release(number)
+                        self._turns.ended(number, self.now)
             elif (when := self._next_s()) is not None:
                 self._go_on_to(max(self.now, when))
             else:
@@ -352,16 +268,13 @@ class _Run:
 
     def _next_s(self) -> float | None:
         """When something happens that the scheduler may wait for; None for never."""
-        times = [self._due[0][0]] if self._due else []
-        if self.disk is not None and self.disk.next_s is not None:
-            times.append(self.disk.next_s)
+        times = [when for when in (self._turns.next_s, self.engine.next_s) if when is not None]
         return min(times, default=None)
 
     def _go_on_to(self, now: float) -> None:
         """It is now so late."""
         self.now = now
-        if self.disk is not None:
-            self.disk.advance(now)
+        self.engine.go_on_to(now)
 
     def _note(self, number: int, request: Request) -> None:
         """Notes when a request has its first token, and what its first prefill skipped."""
@@ -394,78 +307,17 @@ class _Run:
         """Bytes each way, of the tiers that there are."""
         moved, below = {}, self.scheduler.memory.below
         if below is not None:
-            moved["to_host"] = below.counters.saved_frames * self._frame_bytes
-            moved["from_host"] = below.counters.loaded_frames * self._frame_bytes
+            moved["to_host"] = below.counters.saved_frames * self.engine.frame_bytes
+            moved["from_host"] = below.counters.loaded_frames * self.engine.frame_bytes
         if self.disk is not None:
             moved["to_disk"] = self.disk.counters.saved_bytes
             moved["from_disk"] = self.disk.counters.loaded_bytes
         return moved
 
     def _arrive(self, when: float, number: int) -> None:
-        request, length = self.trace[number], max(1, len(self.trace[number].output))
         self.arrived[number] = when
-        asked = Request(
-            request_id=str(number),
-            prompt=request.prompt.tolist(),
-            params=SamplingParams(max_tokens=length),
-            seed=0,
-            max_tokens=length,
-        )
         try:
-            self.scheduler.add(asked)
+            self.engine.add(str(number), self.trace[number])
         except ValueError:
             self.infeasible += 1
-            self._release(number)
-
-    def _release(self, number: int) -> None:
-        """The session's next turn may arrive."""
-        following = self._after.get(number)
-        if following is not None:
-            due = max(self.now, self.trace[following].arrival_s)
-            heapq.heappush(self._due, (due, following))
-
-    def _duration(self, plan: Plan) -> float:
-        flops = sum(
-            self.costs.flops(row.start + len(row.tokens), start=row.start) for row in plan.prefill
-        )
-        padded = self._padding(plan)
-        self.padded_tokens += padded
-        self.prefill_dispatches += bool(plan.prefill)
-        flops += padded * self.costs.flops_per_token
-        read = sum(
-            row.position * self.decode.kv_bytes + self.decode.checkpoint_bytes
-            for row in plan.decode
-        )
-        frames = sum(len(transfer.arena) for transfer in (*plan.saves, *plan.loads))
-        frames += sum(len(out.arena) for out in plan.to_disk)
-        frames += sum(len(come.arena) for come in plan.from_disk)
-        copying = self.device.copy_seconds(frames * self._frame_bytes)
-        self.copied_s += copying
-        return copying + self.device.seconds(
-            self.decode, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
-        )
-
-    def _padding(self, plan: Plan) -> int:
-        """Tokens that the prefill of a plan computes for its shape's sake."""
-        if not plan.prefill:
-            return 0
-        lengths = [len(row.tokens) for row in plan.prefill]
-        shape = shapes_of(self.engine).prefill_bucket(
-            num_rows=len(lengths), num_tokens=max(lengths), num_pages=0, max_pages=0
-        )
-        return shape.rows * shape.tokens - sum(lengths)
-
-    def _read(self, plan: Plan) -> None:
-        """Gives every row the tokens that come next by the trace."""
-        for row in plan.prefill:
-            row.new_tokens = self._next(row.request, row.most_tokens)
-        for fed in plan.decode:
-            fed.new_tokens = self._next(fed.request, fed.num_tokens, fed.position)
-
-    def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
-        """The tokens after `position`, or after all that are known."""
-        number = int(request.request_id)
-        prompt_len, output = len(self.trace[number].prompt), self.trace[number].output
-        start = len(request.output.token_ids) if position is None else position + 1 - prompt_len
-        tokens = output[start : start + count].tolist()
-        return tokens + [0] * (count - len(tokens))
+            self._turns.ended(number, self.now)
