@@ -261,8 +261,8 @@ class _Run:
                     if new.finished:
                         self.ended[number] = self.now
                         self._turns.ended(number, self.now)
-            elif (when := self._next_s()) is not None:
-                self._go_on_to(max(self.now, when))
+            elif (following := self._next_s()) is not None:
+                self._go_on_to(max(self.now, following))
             else:
                 assert not self.scheduler.has_work, "simulate: the scheduler has work and no plan"
 
