@@ -119,7 +119,7 @@ def draw_trace(cell: DrawnCell) -> list[TraceRequest]:
     parts = [
         _log(rng, drawn, size)
         if name == "log"
-        else _part(LOADS[name](rng, drawn, new), rng, drawn, size, segments)
+        else sessions_of(LOADS[name](rng, drawn, new), rng, drawn, size, segments)
         for (name, drawn), size in zip(cell.loads, (first, cell.requests - first), strict=False)
     ]
     if cell.order == "and":  # over the same time
@@ -138,7 +138,7 @@ def _moved(
     return [replace(one, arrival_s=start + scale * one.arrival_s) for one in part]
 
 
-def _part(
+def sessions_of(
     session: Callable[[], Session],
     rng: np.random.Generator,
     drawn: dict[str, float],

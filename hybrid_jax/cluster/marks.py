@@ -9,7 +9,7 @@ import numpy as np
 
 from hybrid_jax.cache.pools.recount import agree
 
-MAX_REPLICAS = 1024
+FEW = 4  # replicas that are named one by one
 
 
 class Mark(NamedTuple):
@@ -17,7 +17,7 @@ class Mark(NamedTuple):
 
     Attributes:
         length: tokens up to there.
-        places: bit `tier * MAX_REPLICAS + replica` is set for each place that has it and has no later one.
+        places: bit `tier * replicas + replica` is set for each place that has it and has no later one.
     """
 
     length: int
@@ -31,11 +31,11 @@ class Marks:
     gone.
 
     Args:
-        grain: tokens between resume points.
+        grain: tokens between resume points. replicas: how many there are.
     """
 
-    def __init__(self, grain: int) -> None:
-        self.grain = grain
+    def __init__(self, grain: int, replicas: int) -> None:
+        self.grain, self.replicas = grain, replicas
         self._places: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -44,13 +44,13 @@ class Marks:
 
     def add(self, replica: int, tier: int, names: Iterable[int]) -> None:
         """A tier of a replica has these resume points now."""
-        bit, places = _bit(replica, tier), self._places
+        bit, places = self._bit(replica, tier), self._places
         for name in names:
             places[name] = places.get(name, 0) | bit
 
     def remove(self, replica: int, tier: int, names: Iterable[int]) -> None:
         """A tier of a replica has these resume points no longer."""
-        bit, places = _bit(replica, tier), self._places
+        bit, places = self._bit(replica, tier), self._places
         for name in names:
             left = places.get(name, 0) & ~bit
             if left:
@@ -62,7 +62,7 @@ class Marks:
         """These tiers of a replica have nothing any more."""
         gone = 0
         for tier in tiers:
-            gone |= _bit(replica, tier)
+            gone |= self._bit(replica, tier)
         self._places = {name: left for name, all_ in self._places.items() if (left := all_ & ~gone)}
 
     def found(self, names: Sequence[int], limit: int) -> Iterator[Mark]:
@@ -80,7 +80,7 @@ class Marks:
 
     def of(self, replica: int, tier: int) -> set[int]:
         """The names that a tier of a replica has, for comparisons."""
-        bit = _bit(replica, tier)
+        bit = self._bit(replica, tier)
         return {name for name, places in self._places.items() if places & bit}
 
     def check(self, replica: int, tier: int, names: np.ndarray) -> None:
@@ -90,14 +90,21 @@ class Marks:
             names=(self.of(replica, tier), set(names.tolist())),
         )
 
+    def _bit(self, replica: int, tier: int) -> int:
+        return 1 << (tier * self.replicas + replica)
 
-def _bit(replica: int, tier: int) -> int:
-    return 1 << (tier * MAX_REPLICAS + replica)
-
-
-def each_place(places: int) -> Iterator[tuple[int, int]]:
-    """(tier, replica) of every bit of a mark's places."""
-    while places:
-        low = places & -places
-        places ^= low
-        yield divmod(low.bit_length() - 1, MAX_REPLICAS)
+    def each_place(self, places: int) -> Iterator[tuple[int, int | np.ndarray]]:
+        """(tier, replica) of a mark's places, or where a tier has many, bool[replicas] of them."""
+        while places:
+            low = places & -places
+            tier, replica = divmod(low.bit_length() - 1, self.replicas)
+            first = tier * self.replicas
+            here = (places >> first) & ((1 << self.replicas) - 1)
+            if here.bit_count() <= FEW:
+                places ^= low
+                yield tier, replica
+            else:
+                places ^= here << first
+                packed = here.to_bytes(-(-self.replicas // 8), "little")
+                bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+                yield tier, bits[: self.replicas].view(np.bool_)

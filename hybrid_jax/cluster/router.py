@@ -1,72 +1,366 @@
-"""Which replica gets a request: the one that answers soonest, given what each has cached and has to do."""
+"""Which replica gets a request: the one that answers soonest, given what each has cached and what it has to do.
+
+Everything is counted in FLOPs: what a prompt still needs after its hit, what waits before it, and bytes as the FLOPs
+that a replica does in the time that they take. No clock is read, so the same calls in the same order choose the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from hybrid_jax.cache.pools.recount import agree
+from hybrid_jax.cache.tree.node import ARENA
+from hybrid_jax.cluster.marks import Marks
+from hybrid_jax.cluster.names import prefix_names
+from hybrid_jax.cluster.watch import News
+from hybrid_jax.costs import Costs
+
+PROMISED = 15  # in place of a tier: a prompt under way will leave this
+TIERS = range(PROMISED)
+STRIDE = 8  # a home and a promise are noted at every so many resume points
+HOMES = 1 << 18  # that are remembered
+BUSY_OVER = 25  # decisions, for each replica, over which it is averaged how often it is busy
+MEAN_OVER = 50  # requests over which their work is averaged
+MOST_DELAY = 10.0  # the most that a FLOP on a busy replica is thought to delay others, in FLOPs
+# Decisions, for each replica, over which the work that it was given is summed, and what this sum weighs.
+GIVEN_OVER, GIVEN_WEIGHS = 32, 0.1
+REFRESHED = 8  # decisions after which averages are brought up to date
+NEWS_KEPT = 4096  # that wait for the next decision
+
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class ReplicaCosts:
+    """What requests cost a replica; all replicas are alike.
+
+    Attributes:
+        costs: of the model.
+        grain: tokens between resume points. needs_slots: as of `RadixTree`.
+        max_rows: sequences that decode together.
+        steps: decode steps that a prompt waits for at most, those of one dispatch.
+        flops_per_byte: FLOPs that a device does while it reads a byte.
+        flops_per_loaded_byte: the same for a byte that comes from a tier below the arena, by its number.
+    """
+
+    costs: Costs
+    grain: int
+    needs_slots: bool
+    max_rows: int
+    steps: int
+    flops_per_byte: float
+    flops_per_loaded_byte: tuple[float, ...] = ()
+
+
+class Decision(NamedTuple):
     """Where a request goes, and why.
 
     Attributes:
         replica: its number.
-        hit_len: tokens of the prompt that the replica is thought to have.
-        why: in words.
+        num_tokens, hit_len: of the prompt, and how many of them the replica is thought to skip.
+        tier: which has them: the arena, one below, or `PROMISED` for a prompt under way.
+        own: FLOPs that are left of the prompt. queued: FLOPs before it.
+        home: the replica that prompts with this beginning went to last; None for none.
     """
 
     replica: int
+    num_tokens: int
     hit_len: int
-    why: str
+    tier: int
+    own: float
+    queued: float
+    home: int | None
+
+    @property
+    def why(self) -> str:
+        """In words."""
+        where = {ARENA: "has", PROMISED: "is computing"}.get(self.tier, "can load")
+        had = (
+            f"it {where} {self.hit_len} of {self.num_tokens} tokens"
+            if self.hit_len
+            else "it has nothing of it"
+        )
+        waits = (
+            "nothing waits there"
+            if not self.queued
+            else f"{self.queued / 1e12:.3g} TFLOP wait there"
+        )
+        said = f"replica {self.replica}: {had}, and {waits}"
+        if self.home is not None and self.home != self.replica:
+            said += f"; replica {self.home}, where prompts like it went before, has more to do"
+        return said
+
+
+@dataclass(slots=True)
+class _Load:
+    """What a replica has to do.
+
+    Attributes:
+        queued: FLOPs of prompts that are not computed. rows, tokens: of live requests.
+        busy: share of the decisions at which prompts waited. given: FLOPs that it got lately.
+    """
+
+    queued: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+    busy: float = 0.0
+    given: float = 0.0
+    present: bool = True
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request on a replica: its work that is left, its tokens, and what it has promised."""
+
+    replica: int
+    own: float
+    tokens: int
+    promised: Sequence[int]
 
 
 class Router:
-    """Stands in for the real one until that is here.
+    """Chooses a replica for each request, and keeps what that takes. Any thread may call it.
+
+    A request's score on a replica is what it waits for there and what is left of its prompt. Three things are added,
+    because others come after it: work on a busy replica delays them (by r / (1 - r) for a replica that is busy a share
+    r of the time, as in a queue); what a replica was given lately, a little; and what going elsewhere loses, if prompts
+    with this beginning went to one replica before.
 
     Args:
-        count: replicas.
-        grain: tokens between resume points.
+        count: replicas. model: what requests cost them.
+
+    Attributes:
+        marks: what caches have told.
     """
 
-    def __init__(self, count: int, *, grain: int) -> None:
-        self.count, self.grain = count, grain
-        self._at: dict[str, int] = {}
-        self._load = [0] * count
-        self._present = set(range(count))
+    def __init__(self, count: int, model: ReplicaCosts) -> None:
+        self.model, self.marks, self.count = model, Marks(model.grain, count), count
+        self._loads = [_Load() for _ in range(count)]
+        self._waits = np.zeros(count)  # what a request waits for, before its own work
+        self._weighs = np.ones(count)  # what a FLOP of its own counts
+        self._decisions, self._num_present = 0, count
+        self._requests: dict[str, _Live] = {}
+        self._homes: dict[int, int] = {}
+        self._mean_own = 0.0
+        self._news: deque[tuple[int, News]] = deque()
+        self._lock = threading.Lock()
 
-    def choose(self, owner: str, tokens: np.ndarray) -> Decision:
+    @property
+    def present(self) -> list[int]:
+        """The replicas that have not left."""
+        return [replica for replica, load in enumerate(self._loads) if load.present]
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def choose(self, owner: str, tokens: np.ndarray, *, limit: int | None = None) -> Decision:
         """Sends a request to a replica, and counts it there until `ended`.
 
         Args:
-            owner: its name. tokens: int32[n] prompt, and output so far if it comes back from a replica that left.
+            owner: its name, unique among live ones.
+            tokens: int32[n] its prompt, with its output so far if it comes back from a replica that left.
+            limit: the most tokens that may be skipped; None for all but the last.
+
+        Raises:
+            ValueError: the name is in use. RuntimeError: no replica is left.
         """
-        replica = min(self._present, key=lambda r: (self._load[r], r))
-        self._at[owner] = replica
-        self._load[replica] += 1
-        return Decision(replica=replica, hit_len=0, why="least loaded")
+        with self._lock:
+            if owner in self._requests:
+                raise ValueError(f"Router: {owner!r} is live already; choose another name")
+            if not self._num_present:
+                raise RuntimeError("Router: no replica is left")
+            self._read_news()
+            return self._choose(owner, tokens, len(tokens) - 1 if limit is None else limit)
+
+    def _choose(self, owner: str, tokens: np.ndarray, limit: int) -> Decision:
+        model, count = self.model, len(tokens)
+        names = prefix_names(tokens, model.grain).tolist()
+        whole = model.costs.flops(count)
+        if self._decisions % REFRESHED == 0:
+            self._refresh_all()
+        self._decisions += 1
+        own, hits, tiers = self._left(names, whole, limit)
+        score = own * self._weighs
+        score += self._waits
+        home = self._home(names, hits, score)
+        replica = int(score.argmin())
+        decision = Decision(
+            replica=replica,
+            num_tokens=count,
+            hit_len=int(hits[replica]),
+            tier=int(tiers[replica]),
+            own=float(own[replica]),
+            queued=self._loads[replica].queued,
+            home=home,
+        )
+        self._send(owner, decision, names)
+        return decision
+
+    def _refresh_all(self) -> None:
+        """Brings the averages and all that follows from them up to date."""
+        over, less = (
+            min(1.0, REFRESHED / (BUSY_OVER * self.count)),
+            (1 - 1 / (GIVEN_OVER * self.count)) ** REFRESHED,
+        )
+        for replica, load in enumerate(self._loads):
+            load.busy += ((load.queued > 0) - load.busy) * over
+            load.given *= less
+            self._weighs[replica] = 1 + min(load.busy / (1.0001 - load.busy), MOST_DELAY)
+            self._refresh(replica)
+
+    def _refresh(self, replica: int) -> None:
+        """Works out anew what a request would wait for on a replica."""
+        load, model = self._loads[replica], self.model
+        decoded = load.tokens * model.costs.kv_bytes + load.rows * model.costs.checkpoint_bytes
+        waits = load.queued + model.steps * model.flops_per_byte * decoded
+        waits += GIVEN_WEIGHS * load.given
+        waits += max(0, load.rows + 1 - model.max_rows) * self._mean_own
+        self._waits[replica] = waits if load.present else math.inf
+
+    def _left(
+        self, names: Sequence[int], whole: float, limit: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is left of a prompt on each replica after its best hit: float64[count], int64[count] the hit, and
+        int64[count] its tier."""
+        costs, per_byte = self.model.costs, self.model.flops_per_loaded_byte
+        own = np.full(self.count, whole)
+        hits: np.ndarray = np.zeros(self.count, np.int64)
+        tiers: np.ndarray = np.zeros(self.count, np.int64)
+        for mark in self.marks.found(names, limit):
+            left = whole - costs.flops(mark.length)
+            for tier, where in self.marks.each_place(mark.places):
+                cost = left
+                if ARENA < tier < PROMISED:
+                    cost += per_byte[tier - 1] * costs.prefix_bytes(mark.length)
+                if isinstance(where, int):
+                    better: bool | np.ndarray = cost < own[where]
+                    if not better:
+                        continue
+                else:
+                    where = where & (own > cost)
+                own[where], hits[where], tiers[where] = cost, mark.length, tier
+        return own, hits, tiers
+
+    def _home(self, names: Sequence[int], hits: np.ndarray, score: np.ndarray) -> int | None:
+        """The replica that prompts with this beginning went to last. What it would save next time is taken off."""
+        homes, costs, grain = self._homes, self.model.costs, self.model.grain
+        for index in range(len(names) // STRIDE * STRIDE, 0, -STRIDE):
+            home = homes.get(names[index - 1])
+            if home is not None:
+                more = costs.flops(index * grain) - costs.flops(int(hits[home]))
+                score[home] -= max(0.0, more)
+                return home
+        return None
+
+    def _send(self, owner: str, decision: Decision, names: Sequence[int]) -> None:
+        replica, own, homes = decision.replica, decision.own, self._homes
+        points = names[STRIDE - 1 :: STRIDE]
+        for name in points:
+            homes[name] = replica
+        while len(homes) > HOMES:
+            del homes[next(iter(homes))]
+        self.marks.add(replica, PROMISED, points)
+        self._requests[owner] = _Live(replica, own, decision.num_tokens, points)
+        load = self._loads[replica]
+        load.queued += own
+        load.given += own
+        load.rows += 1
+        load.tokens += decision.num_tokens
+        self._mean_own += (own - self._mean_own) / MEAN_OVER
+        self._refresh(replica)
 
     def computed(self, owner: str) -> None:
-        """A request has its first token."""
+        """A request has its first token, so its prompt is computed. Others are ignored."""
+        with self._lock:
+            live = self._requests.get(owner)
+            if live is not None:
+                self._computed(live)
+
+    def _computed(self, live: _Live) -> None:
+        load = self._loads[live.replica]
+        load.queued = max(0.0, load.queued - live.own)
+        self.marks.remove(live.replica, PROMISED, live.promised)
+        live.own, live.promised = 0.0, []
+        self._refresh(live.replica)
 
     def ended(self, owner: str) -> None:
-        """A request has ended, or was taken back."""
-        replica = self._at.pop(owner, None)
-        if replica is not None:
-            self._load[replica] -= 1
+        """A request has ended, or nobody waits for it. Others are ignored."""
+        with self._lock:
+            self._ended(owner)
 
-    def came(self, replica: int, tier: int, names: Iterable[int]) -> None:
-        """A tier of a replica has these resume points now."""
+    def _ended(self, owner: str) -> None:
+        live = self._requests.pop(owner, None)
+        if live is None:
+            return
+        load = self._loads[live.replica]
+        load.rows -= 1
+        load.tokens -= live.tokens
+        self._computed(live)
+        if not load.rows:
+            load.queued = 0.0  # not what rounding left
+            self._refresh(live.replica)
 
-    def went(self, replica: int, tier: int, names: Iterable[int]) -> None:
-        """A tier of a replica has these resume points no longer."""
+    # --- replicas -------------------------------------------------------------------------------
+
+    def tell(self, replica: int, news: News) -> None:
+        """The cache of a replica has changed. It is read before the next decision, so nobody waits here."""
+        self._news.append((replica, news))
+        if len(self._news) > NEWS_KEPT and self._lock.acquire(blocking=False):
+            try:
+                self._read_news()
+            finally:
+                self._lock.release()
+
+    def _read_news(self) -> None:
+        while self._news:
+            replica, news = self._news.popleft()
+            if not self._loads[replica].present:
+                continue
+            if news.what == "came":
+                self.marks.add(replica, news.tier, news.names)
+            elif news.what == "went":
+                self.marks.remove(replica, news.tier, news.names)
+            else:
+                self.marks.forget(replica, TIERS)
 
     def leave(self, replica: int) -> list[str]:
-        """A replica is gone; returns whose requests it had. Each can be given to `choose` again."""
-        self._present.discard(replica)
-        found = [owner for owner, at in self._at.items() if at == replica]
-        for owner in found:
-            self.ended(owner)
-        return found
+        """A replica is gone; returns whose requests it had, which may be given to `choose` again."""
+        with self._lock:
+            self._read_news()
+            self._num_present -= self._loads[replica].present
+            self._loads[replica].present = False
+            owners = [name for name, live in self._requests.items() if live.replica == replica]
+            for owner in owners:
+                self._ended(owner)
+            self._refresh(replica)
+            self.marks.forget(replica, (*TIERS, PROMISED))
+            self._homes = {name: home for name, home in self._homes.items() if home != replica}
+            return owners
+
+    def join(self, replica: int) -> None:
+        """A replica that left is back, with nothing in its caches."""
+        with self._lock:
+            self._num_present += not self._loads[replica].present
+            self._loads[replica] = _Load()
+            self._refresh(replica)
+
+    def check_invariants(self) -> None:
+        """Sums up the live requests anew; raises AssertionError with both numbers where they differ."""
+        with self._lock:
+            live = list(self._requests.values())
+            for replica, load in enumerate(self._loads):
+                own = [one for one in live if one.replica == replica]
+                agree(
+                    f"router: replica {replica}",
+                    rows=(load.rows, len(own)),
+                    tokens=(load.tokens, sum(one.tokens for one in own)),
+                )
+                queued = sum(one.own for one in own)
+                near = abs(load.queued - queued) <= 1e-6 * max(queued, self._mean_own)
+                assert near, (
+                    f"router: replica {replica}: queued {load.queued}, live requests {queued}"
+                )

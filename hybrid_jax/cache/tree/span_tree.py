@@ -11,6 +11,7 @@ page: the row that filled it may go on writing after that, everybody else copies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,19 @@ from hybrid_jax.cache.pools.pages import NodePages, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.node import ARENA, ENDINGS_KEPT, LOSSES_KEPT, Held, Node, shared_len
 from hybrid_jax.cache.tree.tier import Tier
+
+
+class Watcher(Protocol):
+    """Is told where prompts can resume."""
+
+    def came(self, node: Node, tier: int) -> None:
+        """A tier has a checkpoint at a node's end now, or, in a model without recurrent layers, the node's pages."""
+
+    def went(self, node: Node, tier: int) -> None:
+        """A tier is about to lose what `came` told of."""
+
+    def emptied(self) -> None:
+        """Nothing is left in any tier."""
 
 
 class SpanTree:
@@ -40,6 +54,7 @@ class SpanTree:
         root: ends at 0 and is in every tier; never split, merged or given anything.
         num_nodes, num_known_nodes, num_known_tokens: all nodes but the root; those in no tier, and their tokens.
         tiers, arena: as given; the tier that rows work in.
+        watcher: is told where prompts can resume; None for nobody. `watch` sets it.
     """
 
     def __init__(
@@ -51,6 +66,7 @@ class SpanTree:
         self.tiers, self.arena = tuple(tiers), tiers[ARENA]
         self.needs_slots, self._changed = needs_slots, changed
         self._clock = 0
+        self.watcher: Watcher | None = None
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -71,6 +87,17 @@ class SpanTree:
                 node.parent = None
                 self._changed(node)
         self._start_empty()
+        if self.watcher is not None:
+            self.watcher.emptied()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Has somebody told where prompts can resume: now, and whenever that changes."""
+        self.watcher = watcher
+        watcher.emptied()
+        for node in self.root.walk():
+            for tier in node.slots if self.needs_slots else node.held:
+                if node.parent is not None:
+                    watcher.came(node, tier)
 
     # --- boundaries -----------------------------------------------------------------------------
 
@@ -230,6 +257,8 @@ class SpanTree:
             self.num_known_nodes -= 1
             self.num_known_tokens -= len(node.tokens)
         node.held[tier] = Held(adopted)
+        if self.watcher is not None and not self.needs_slots:
+            self.watcher.came(node, tier)
         parent = node.above
         above = parent.held[tier]
         above.num_children += 1
@@ -269,6 +298,8 @@ class SpanTree:
         self.tiers[tier].slots.retain(slot)
         node.slots[tier] = slot
         self.tiers[tier].slot_nodes[slot] = node
+        if self.watcher is not None:
+            self.watcher.came(node, tier)
         self._rebase(node, tier)
 
     def drop_checkpoint(self, node: Node, tier: int = ARENA) -> None:
@@ -286,6 +317,8 @@ class SpanTree:
 
     def _drop_slot(self, node: Node, tier: int) -> None:
         if node.has_checkpoint(tier):
+            if self.watcher is not None:
+                self.watcher.went(node, tier)
             slot = node.slots.pop(tier)
             self.tiers[tier].slots.release(slot)
             del self.tiers[tier].slot_nodes[slot]
@@ -312,6 +345,8 @@ class SpanTree:
                 self._changed(end)
 
     def _drop_pages(self, node: Node, tier: int) -> None:
+        if self.watcher is not None and not self.needs_slots:
+            self.watcher.went(node, tier)
         self.tiers[tier].pages.release(node.held.pop(tier).pages)
         parent = node.above
         above = parent.held[tier]

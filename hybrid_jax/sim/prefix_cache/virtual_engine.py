@@ -184,7 +184,8 @@ class VirtualEngine:
         if not plan:
             return None
         self._plan = plan
-        return self.now + self._duration(plan)
+        self.plan_ends = self.now + self._duration(plan)
+        return self.plan_ends
 
     def end(self) -> list[NewTokens]:
         """Ends the plan that runs, and returns what it brought."""

@@ -1,0 +1,51 @@
+"""The engine's router over a fleet on virtual time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from hybrid_jax.cluster.router import ReplicaCosts, Router
+from hybrid_jax.cluster.watch import TreeWatcher
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.virtual_engine import VirtualEngine
+
+
+class OwnRouting:
+    """`Router`, told by the trees of the engines what they have."""
+
+    router: Router
+
+    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+        """As in `Routing`."""
+        first, device = engines[0], engines[0].device
+        scheduler = first.scheduler
+        geometry = scheduler.geometry
+        model = ReplicaCosts(
+            costs=first.costs,
+            grain=geometry.grain,
+            needs_slots=geometry.has_state,
+            max_rows=first.engine.max_rows,
+            steps=first.engine.steps_per_dispatch,
+            flops_per_byte=device.flops_per_second / device.bytes_per_second,
+            flops_per_loaded_byte=(device.flops_per_second / device.host_bytes_per_second,),
+        )
+        self.router = Router(len(engines), model)
+        for replica, engine in enumerate(engines):
+            tree = engine.scheduler.memory.tree
+            if tree is not None:
+                tell = functools.partial(self.router.tell, replica)
+                tree.watch(TreeWatcher(tree.grain, needs_slots=tree.needs_slots, tell=tell))
+
+    def choose(self, name: str, request: TraceRequest, now: float) -> int:
+        """As in `Routing`."""
+        return self.router.choose(name, request.prompt).replica
+
+    def computed(self, name: str, request: Request) -> None:
+        """As in `Routing`."""
+        self.router.computed(name)
+
+    def ended(self, name: str, request: Request) -> None:
+        """As in `Routing`."""
+        self.router.ended(name)

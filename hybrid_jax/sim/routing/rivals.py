@@ -1,0 +1,289 @@
+"""Published ways to choose a replica, to compare with, each as its authors describe it.
+
+What they see of caches: nothing, a history of their own, or what engines report. Published engines report KV blocks. A
+hybrid model can only resume where its recurrent state was kept too, of which these reports say nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hybrid_jax.cluster.names import prefix_names
+from hybrid_jax.costs import Costs
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.sim.prefix_cache.timing import DeviceModel
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.virtual_engine import VirtualEngine
+
+GRAIN = 32
+
+
+class Rival:
+    """Keeps the number of live requests of each replica.
+
+    Attributes:
+        live: how many. at: the replica of each.
+    """
+
+    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+        """As in `Routing`."""
+        self.engines = engines
+        self.live = [0] * len(engines)
+        self.at: dict[str, int] = {}
+
+    def choose(self, name: str, request: TraceRequest, now: float) -> int:
+        """As in `Routing`."""
+        replica = self.pick(request.prompt, now)
+        self.at[name] = replica
+        self.live[replica] += 1
+        self.sent(name, request, replica, now)
+        return replica
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        """The replica of a prompt."""
+        raise NotImplementedError
+
+    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
+        """A request goes to a replica."""
+
+    def computed(self, name: str, request: Request) -> None:
+        """As in `Routing`."""
+
+    def ended(self, name: str, request: Request) -> None:
+        """As in `Routing`."""
+        self.live[self.at.pop(name)] -= 1
+
+    def least_loaded(self) -> int:
+        """The replica with the fewest live requests."""
+        return min(range(len(self.live)), key=lambda r: (self.live[r], r))
+
+
+class RoundRobin(Rival):
+    """One after the other."""
+
+    _next = -1
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        self._next = (self._next + 1) % len(self.live)
+        return self._next
+
+
+class LeastLoaded(Rival):
+    """The fewest live requests."""
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        return self.least_loaded()
+
+
+class PrefixHash(Rival):
+    """By a hash of the first tokens, on to the next replica where that has too much (consistent hashing with bounded
+    loads, Mirrokni et al. 2018).
+
+    Args:
+        tokens: how many of the first tokens count. bound: live requests of a replica, over the mean, at most.
+    """
+
+    def __init__(self, tokens: int = 1024, bound: float = 1.25) -> None:
+        self._tokens, self._bound = tokens, bound
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        names, count = prefix_names(prompt[: self._tokens], GRAIN), len(self.live)
+        first = int(names[-1]) % count if len(names) else 0
+        most = self._bound * (sum(self.live) + 1) / count
+        turns = [(first + step) % count for step in range(count)]
+        return next((r for r in turns if self.live[r] + 1 <= most), self.least_loaded())
+
+
+class History:
+    """Which prefixes were sent to which replica lately: what a router knows that asks nobody.
+
+    Args:
+        tokens: how many it remembers of each replica; the oldest prefixes are forgotten.
+    """
+
+    def __init__(self, count: int, tokens: int) -> None:
+        self._most = tokens // GRAIN
+        self._known: list[dict[int, None]] = [{} for _ in range(count)]
+
+    def size(self, replica: int) -> int:
+        """Blocks that are remembered of a replica."""
+        return len(self._known[replica])
+
+    def match(self, names: Sequence[int], replica: int) -> int:
+        """Tokens of a prompt that a replica is thought to have."""
+        known = self._known[replica]
+        low, high = 0, len(names)  # whoever has a prefix has all that is shorter
+        while low < high:
+            middle = (low + high + 1) // 2
+            if names[middle - 1] in known:
+                low = middle
+            else:
+                high = middle - 1
+        return low * GRAIN
+
+    def add(self, names: Sequence[int], replica: int) -> None:
+        """A prompt was sent."""
+        known = self._known[replica]
+        for name in reversed(names):  # the longest prefix is the first to be forgotten
+            known.pop(name, None)
+            known[name] = None
+        while len(known) > self._most:
+            known.pop(next(iter(known)))
+
+
+class ApproximateTree(Rival):
+    """SGLang's: the best match in a history of what was sent, unless loads differ too much.
+
+    Args:
+        threshold: share of a prompt that must match; else the replica with the smallest history.
+        absolute, relative: loads differ too much if the most are so many more than the fewest, and so many times as
+            many.
+        tokens: of each replica's history.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.3,
+        absolute: int = 64,
+        relative: float = 1.5,
+        tokens: int = 1 << 26,
+    ) -> None:
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+        self._tokens = tokens
+
+    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+        super().begin(engines)
+        self._history = History(len(engines), self._tokens)
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        names, count = prefix_names(prompt, GRAIN).tolist(), range(len(self.live))
+        most, least = max(self.live), min(self.live)
+        if most - least > self._absolute and most > self._relative * least:
+            replica = self.least_loaded()
+        else:
+            matches = [self._history.match(names, r) for r in count]
+            best = max(count, key=lambda r: matches[r])
+            replica = min(count, key=self._history.size)
+            if matches[best] > self._threshold * len(prompt):
+                replica = best
+        self._history.add(names, replica)
+        return replica
+
+
+Seen = Callable[[VirtualEngine, np.ndarray], int]
+
+
+def pages_seen(engine: VirtualEngine, prompt: np.ndarray) -> int:
+    """Tokens whose keys and values a replica has, as published engines report them."""
+    tree = engine.scheduler.memory.tree
+    return 0 if tree is None else tree.match(prompt).cached_len
+
+
+def joint_seen(engine: VirtualEngine, prompt: np.ndarray) -> int:
+    """Tokens after which a replica can resume."""
+    tree = engine.scheduler.memory.tree
+    return 0 if tree is None else tree.match(prompt).hit_len
+
+
+class BlocksAndLoad(Rival):
+    """Dynamo's: the least sum of blocks to prefill, those that wait there included, and of blocks of live requests.
+
+    Args:
+        seen: what a replica is known to have. weight: of blocks to prefill.
+    """
+
+    def __init__(self, seen: Seen = pages_seen, weight: float = 1.0) -> None:
+        self._seen, self._weight = seen, weight
+
+    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+        super().begin(engines)
+        self._active = [0] * len(engines)
+        self._prefill = [0] * len(engines)
+        self._blocks: dict[str, tuple[int, int]] = {}  # active, and to prefill
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        size = len(prompt) // GRAIN
+        self._new = [size - self._seen(engine, prompt) // GRAIN for engine in self.engines]
+
+        def cost(r: int) -> float:
+            return self._weight * (self._new[r] + self._prefill[r]) + self._active[r] + size
+
+        return min(range(len(self.live)), key=lambda r: (cost(r), r))
+
+    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
+        blocks = self._blocks[name] = len(request.prompt) // GRAIN, self._new[replica]
+        self._active[replica] += blocks[0]
+        self._prefill[replica] += blocks[1]
+
+    def computed(self, name: str, request: Request) -> None:
+        active, new = self._blocks[name]
+        self._prefill[self.at[name]] -= new
+        self._blocks[name] = active, 0
+
+    def ended(self, name: str, request: Request) -> None:
+        active, new = self._blocks.pop(name)
+        self._active[self.at[name]] -= active
+        self._prefill[self.at[name]] -= new
+        super().ended(name, request)
+
+
+class ExploitOrExplore(Rival):
+    """Preble's E2 (arXiv 2407.00023): the replica with the longest cached prefix if that is more than what is left to
+    compute, else the least cost of load, of what would be evicted, and of the prompt; loads are sums over a window.
+
+    Args:
+        costs, device: of a replica. seen: what a replica is known to have.
+        window_s: seconds over which load is counted. imbalance: the heaviest over the lightest load at which
+            exploiting goes to the lightest of those that have the prefix, or to the lightest of all.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        device: DeviceModel | None = None,
+        *,
+        seen: Seen = pages_seen,
+        window_s: float = 180.0,
+        imbalance: float = 1.5,
+    ) -> None:
+        self._costs, self._device = costs, device or DeviceModel()
+        self._seen, self._window_s, self._imbalance = seen, window_s, imbalance
+
+    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+        super().begin(engines)
+        self._recent: list[deque[tuple[float, float]]] = [deque() for _ in engines]
+        self._load = [0.0] * len(engines)
+        self._output, self._hits = 100.0, dict[int, int]()
+
+    def pick(self, prompt: np.ndarray, now: float) -> int:
+        for replica, recent in enumerate(self._recent):
+            while recent and recent[0][0] < now - self._window_s:
+                self._load[replica] -= recent.popleft()[1]
+        replicas = range(len(self.engines))
+        hits = [self._seen(engine, prompt) for engine in self.engines]
+        best = max(hits)
+        chosen = min(replicas, key=lambda r: (self._load[r] + self._prefill_s(prompt, hits[r]), r))
+        if best > len(prompt) - best:
+            owner = min((r for r in replicas if hits[r] == best), key=lambda r: (self._load[r], r))
+            if self._load[owner] <= self._imbalance * min(self._load) + self._prefill_s(prompt, 0):
+                chosen = owner
+        self._taken = self._prefill_s(prompt, hits[chosen]) + self._output * self._step_s()
+        return chosen
+
+    def _prefill_s(self, prompt: np.ndarray, hit: int) -> float:
+        return self._costs.flops(len(prompt), start=hit) / self._device.flops_per_second
+
+    def _step_s(self) -> float:
+        """A row's share of a step, with eight rows."""
+        return self._costs.flops_per_token / self._device.bytes_per_second / 8
+
+    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
+        self._recent[replica].append((now, self._taken))
+        self._load[replica] += self._taken
+
+    def ended(self, name: str, request: Request) -> None:
+        self._output += (len(request.output.token_ids) - self._output) / 64
+        super().ended(name, request)
