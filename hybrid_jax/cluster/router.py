@@ -41,7 +41,7 @@ class ReplicaCosts:
 
     Attributes:
         costs: of the model.
-        grain: tokens between resume points. needs_slots: as of `RadixTree`.
+        grain: tokens between resume points.
         max_rows: sequences that decode together.
         steps: decode steps that a prompt waits for at most, those of one dispatch.
         flops_per_byte: FLOPs that a device does while it reads a byte.
@@ -50,7 +50,6 @@ class ReplicaCosts:
 
     costs: Costs
     grain: int
-    needs_slots: bool
     max_rows: int
     steps: int
     flops_per_byte: float
@@ -102,7 +101,7 @@ class _Load:
 
     Attributes:
         queued: FLOPs of prompts that are not computed. rows, tokens: of live requests.
-        busy: share of the decisions at which prompts waited. given: FLOPs that it got lately.
+        busy: share of the decisions at which prompts waited. given: FLOPs that it got lately. total: and ever.
     """
 
     queued: float = 0.0
@@ -110,17 +109,36 @@ class _Load:
     tokens: int = 0
     busy: float = 0.0
     given: float = 0.0
+    total: float = 0.0
     present: bool = True
 
 
 @dataclass(slots=True)
+class _Mean:
+    """The mean of the latest values."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count = min(self.count + 1, MEAN_OVER)
+        self.value += (value - self.value) / self.count
+
+
+@dataclass(slots=True)
 class _Live:
-    """A request on a replica: its work that is left, its tokens, and what it has promised."""
+    """A request on a replica.
+
+    Attributes:
+        own: FLOPs that are left of its prompt. tokens: of the prompt. promised: names of what it will leave.
+        begun: the replica's `total` when it came.
+    """
 
     replica: int
     own: float
     tokens: int
     promised: Sequence[int]
+    begun: float
 
 
 class Router:
@@ -146,7 +164,7 @@ class Router:
         self._decisions, self._num_present = 0, count
         self._requests: dict[str, _Live] = {}
         self._homes: dict[int, int] = {}
-        self._mean_own = 0.0
+        self._mean_own, self._mean_life = _Mean(), _Mean()
         self._news: deque[tuple[int, News]] = deque()
         self._lock = threading.Lock()
 
@@ -218,7 +236,9 @@ class Router:
         decoded = load.tokens * model.costs.kv_bytes + load.rows * model.costs.checkpoint_bytes
         waits = load.queued + model.steps * model.flops_per_byte * decoded
         waits += GIVEN_WEIGHS * load.given
-        waits += max(0, load.rows + 1 - model.max_rows) * self._mean_own
+        # A row is free again after what a replica gets during one request's life, over its rows.
+        turn = max(self._mean_own.value, self._mean_life.value / model.max_rows)
+        waits += max(0, load.rows + 1 - model.max_rows) * turn
         self._waits[replica] = waits if load.present else math.inf
 
     def _left(
@@ -264,13 +284,20 @@ class Router:
         while len(homes) > HOMES:
             del homes[next(iter(homes))]
         self.marks.add(replica, PROMISED, points)
-        self._requests[owner] = _Live(replica, own, decision.num_tokens, points)
         load = self._loads[replica]
+        self._requests[owner] = _Live(
+            replica=replica,
+            own=own,
+            tokens=decision.num_tokens,
+            promised=points,
+            begun=load.total,
+        )
         load.queued += own
         load.given += own
+        load.total += own
         load.rows += 1
         load.tokens += decision.num_tokens
-        self._mean_own += (own - self._mean_own) / MEAN_OVER
+        self._mean_own.add(own)
         self._refresh(replica)
 
     def computed(self, owner: str) -> None:
@@ -299,6 +326,7 @@ class Router:
         load = self._loads[live.replica]
         load.rows -= 1
         load.tokens -= live.tokens
+        self._mean_life.add(load.total - live.begun)
         self._computed(live)
         if not load.rows:
             load.queued = 0.0  # not what rounding left
@@ -360,7 +388,7 @@ class Router:
                     tokens=(load.tokens, sum(one.tokens for one in own)),
                 )
                 queued = sum(one.own for one in own)
-                near = abs(load.queued - queued) <= 1e-6 * max(queued, self._mean_own)
+                near = abs(load.queued - queued) <= 1e-6 * max(queued, self._mean_own.value)
                 assert near, (
                     f"router: replica {replica}: queued {load.queued}, live requests {queued}"
                 )

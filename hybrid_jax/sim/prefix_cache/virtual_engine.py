@@ -160,8 +160,8 @@ class VirtualEngine:
         if self.disk is not None:
             self.disk.advance(now)
 
-    def add(self, name: str, traced: TraceRequest) -> Request:
-        """Queues a request of a trace.
+    def add(self, name: str, traced: TraceRequest, done: Sequence[int] = ()) -> Request:
+        """Queues a request of a trace, which may have tokens already.
 
         Raises:
             ValueError: it can never fit.
@@ -174,6 +174,7 @@ class VirtualEngine:
             seed=0,
             max_tokens=length,
         )
+        asked.output.token_ids += done
         self.scheduler.add(asked)
         self._traced[name] = traced
         return asked

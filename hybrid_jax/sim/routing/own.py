@@ -25,7 +25,6 @@ class OwnRouting:
         model = ReplicaCosts(
             costs=first.costs,
             grain=geometry.grain,
-            needs_slots=geometry.has_state,
             max_rows=first.engine.max_rows,
             steps=first.engine.steps_per_dispatch,
             flops_per_byte=device.flops_per_second / device.bytes_per_second,
