@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ import numpy as np
 
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.node import ARENA
+from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.cluster.marks import Marks
 from hybrid_jax.cluster.names import prefix_names
+from hybrid_jax.cluster.partition import part
 from hybrid_jax.cluster.watch import News
 from hybrid_jax.costs import Costs
 
@@ -32,6 +34,7 @@ MOST_DELAY = 10.0  # the most that a FLOP on a busy replica is thought to delay 
 # Decisions, for each replica, over which the work that it was given is summed, and what this sum weighs.
 GIVEN_OVER, GIVEN_WEIGHS = 32, 0.1
 REFRESHED = 8  # decisions after which averages are brought up to date
+MANY = 4  # prompts for each replica, from which on they are parted as a whole
 NEWS_KEPT = 4096  # that wait for the next decision
 
 
@@ -187,14 +190,62 @@ class Router:
             ValueError: the name is in use. RuntimeError: no replica is left.
         """
         with self._lock:
-            if owner in self._requests:
-                raise ValueError(f"Router: {owner!r} is live already; choose another name")
-            if not self._num_present:
-                raise RuntimeError("Router: no replica is left")
+            self._check([owner])
             self._read_news()
             return self._choose(owner, tokens, len(tokens) - 1 if limit is None else limit)
 
-    def _choose(self, owner: str, tokens: np.ndarray, limit: int) -> Decision:
+    def _check(self, owners: Sequence[str]) -> None:
+        """As `choose` raises."""
+        if live := [owner for owner in owners if owner in self._requests]:
+            raise ValueError(f"Router: {live[0]!r} is live already; choose another name")
+        if not self._num_present:
+            raise RuntimeError("Router: no replica is left")
+
+    def choose_all(self, prompts: Mapping[str, np.ndarray]) -> dict[str, Decision]:
+        """Sends requests that come together. If they are many, each replica gets a part of the tree of their prefixes.
+
+        Args:
+            prompts: int32[n] by the names of their owners.
+
+        Returns:
+            Decisions in the order in which the requests are best added.
+
+        Raises:
+            As `choose`.
+        """
+        owners, given = list(prompts), list(prompts.values())
+        chosen: dict[str, Decision] = {}
+        with self._lock:
+            self._check(owners)
+            self._read_news()
+            free: set[int] = set(self.present)
+            if len(given) < MANY * len(free) or len(free) < 2:
+                for index in prefix_order(given, self.model.grain):
+                    tokens = given[index]
+                    chosen[owners[index]] = self._choose(owners[index], tokens, len(tokens) - 1)
+                return chosen
+            for indices in part(given, len(free), self.model.costs, self.model.grain):
+                only = self._best_for([given[index] for index in indices], free)
+                free.discard(only)
+                for index in indices:
+                    tokens = given[index]
+                    chosen[owners[index]] = self._choose(
+                        owners[index], tokens, len(tokens) - 1, only
+                    )
+        return chosen
+
+    def _best_for(self, prompts: Sequence[np.ndarray], free: set[int]) -> int:
+        """The one of some replicas that has most of these prompts and least to do."""
+        left = self._waits.copy()
+        for tokens in prompts:
+            names = prefix_names(tokens, self.model.grain).tolist()
+            left += self._left(names, self.model.costs.flops(len(tokens)), len(tokens) - 1)[0]
+        return min(free, key=lambda replica: (left[replica], replica))
+
+    def _choose(
+        self, owner: str, tokens: np.ndarray, limit: int, only: int | None = None
+    ) -> Decision:
+        """Sends a request to the best replica, or to a given one."""
         model, count = self.model, len(tokens)
         names = prefix_names(tokens, model.grain).tolist()
         whole = model.costs.flops(count)
@@ -205,7 +256,7 @@ class Router:
         score = own * self._weighs
         score += self._waits
         home = self._home(names, hits, score)
-        replica = int(score.argmin())
+        replica = int(score.argmin()) if only is None else only
         decision = Decision(
             replica=replica,
             num_tokens=count,
@@ -342,6 +393,11 @@ class Router:
                 self._read_news()
             finally:
                 self._lock.release()
+
+    def read_news(self) -> None:
+        """Has marks know all that was told."""
+        with self._lock:
+            self._read_news()
 
     def _read_news(self) -> None:
         while self._news:

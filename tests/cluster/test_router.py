@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cluster.names import prefix_names
+from hybrid_jax.cluster.partition import part
 from hybrid_jax.cluster.router import PROMISED, ReplicaCosts, Router
 from hybrid_jax.cluster.watch import News
 from hybrid_jax.costs import Costs
@@ -138,6 +139,72 @@ def test_a_decision_says_why():
     assert found.choose("b", tokens(5, 2000)).why.startswith("replica 0: it has nothing of it")
     busy = found.choose("c", np.concatenate((prompt[:256], tokens(1, 10))))
     assert "0.044 TFLOP wait there" in busy.why, busy.why
+
+
+# --- many at once -----------------------------------------------------------------------------------
+
+
+def whole(parts: list[list[int]]) -> list[int]:
+    return sorted(index for one in parts for index in one)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_hold_every_prompt_once_and_are_even_in_flops(count, seed):
+    rng = np.random.default_rng(seed)
+    stems = [tokens(n, 600) for n in range(60)]
+    prompts = [
+        np.concatenate(
+            (stems[rng.integers(60)][: rng.integers(1, 600)], tokens(1000 + n, rng.integers(1, 90)))
+        )
+        for n in range(1500)
+    ]
+    parts = part(prompts, count, COSTS, GRAIN)
+    assert len(parts) == count and whole(parts) == list(range(1500))
+
+    def cost(indices: list[int]) -> float:
+        """What a part costs that computes every shared token once: counted over a set of prefixes."""
+        seen, tokens_computed = set(), 0
+        for index in indices:
+            names = prefix_names(prompts[index], GRAIN).tolist()
+            new = [name for name in names if name not in seen]
+            tokens_computed += len(new) * GRAIN + len(prompts[index]) % GRAIN
+            seen.update(names)
+        return tokens_computed
+
+    costs = [cost(indices) for indices in parts]
+    assert max(costs) <= 1.1 * np.mean(costs)
+    assert sum(costs) <= 1.05 * cost(list(range(1500)))
+
+
+def test_few_or_no_prompts_leave_parts_empty():
+    assert part([], 3, COSTS, GRAIN) == [[], [], []]
+    assert whole(part([tokens(0, 50)], 3, COSTS, GRAIN)) == [0]
+    same = [tokens(0, 64)] * 5
+    assert whole(part(same, 2, COSTS, GRAIN)) == list(range(5))
+
+
+def test_many_that_come_together_go_where_their_beginnings_are():
+    found = router(3)
+    stems = [tokens(n, 320) for n in range(3)]
+    for replica, stem in enumerate(stems):
+        has(found, 2 - replica, stem, 320)
+    prompts = {
+        f"{stem}.{n}": np.concatenate((stems[stem], tokens(100 + 10 * stem + n, 40)))
+        for n in range(8)
+        for stem in range(3)
+    }
+    chosen = found.choose_all(prompts)
+    assert chosen.keys() == prompts.keys()
+    assert {(name[0], decision.replica) for name, decision in chosen.items()} == {
+        ("0", 2), ("1", 1), ("2", 0)
+    }  # fmt: skip
+    assert all(decision.hit_len >= 320 for decision in chosen.values())
+    found.check_invariants()
+    with pytest.raises(ValueError, match=r"'0\.0' is live already"):
+        found.choose_all({"new": tokens(9, 50), "0.0": tokens(8, 50)})
+    finish(found, *prompts)
+    found.choose("new", tokens(9, 50))  # nothing of the refused ones was sent
 
 
 # --- the same again ---------------------------------------------------------------------------------

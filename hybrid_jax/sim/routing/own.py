@@ -32,10 +32,14 @@ class OwnRouting:
         )
         self.router = Router(len(engines), model)
         for replica, engine in enumerate(engines):
-            tree = engine.scheduler.memory.tree
-            if tree is not None:
-                tell = functools.partial(self.router.tell, replica)
-                tree.watch(TreeWatcher(tree.grain, needs_slots=tree.needs_slots, tell=tell))
+            self.watch(replica, engine)
+
+    def watch(self, replica: int, engine: VirtualEngine) -> None:
+        """Has an engine's tree tell what it has."""
+        tree = engine.scheduler.memory.tree
+        if tree is not None:
+            tell = functools.partial(self.router.tell, replica)
+            tree.watch(TreeWatcher(tree.grain, needs_slots=tree.needs_slots, tell=tell))
 
     def choose(self, name: str, request: TraceRequest, now: float) -> int:
         """As in `Routing`."""
