@@ -35,7 +35,7 @@ from hybrid_jax.engine.this_device import (
 )
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.engine.tiers.prompt_clock import PromptClock
-from hybrid_jax.geometry import make_geometry
+from hybrid_jax.geometry import Geometry, make_geometry
 from hybrid_jax.mesh.joins import divided_form
 from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.process.own_settings import own_settings
@@ -45,6 +45,8 @@ from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.tiers.arrivals import arrive, frames_of, places_in, wanted_frames
 from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.sizing.room import find_room
+from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.parcel import Frames
 from hybrid_jax.tiers.prefix_file import TOKENS, read_prefix, write_prefix
 
@@ -62,6 +64,8 @@ class Engine:
         engine_config: memory, rows, cache policy and the rest.
         store: where compiled programs are kept between processes, or None.
         devices: those that the model is divided over if `engine_config.tp` is not 1; None for the first ones.
+        side: in place of a tier on disk, the end of what goes to another engine, or comes from it: makes it of the
+            engine's geometry and form.
 
     Attributes:
         shards: these devices; None for one.
@@ -78,6 +82,7 @@ class Engine:
         engine_config: EngineConfig,
         store: ProgramStore | None = None,
         devices: Sequence[jax.Device] | None = None,
+        side: Callable[[Geometry, Form], Disk] | None = None,
     ) -> None:
         config = drafting_model(config, engine_config.speculation)
         self.config, self.engine_config = config, engine_config
@@ -100,7 +105,10 @@ class Engine:
             max_model_len=self.sizes.max_model_len,
         )
         self.form = divided_form(self.config, engine_config, self.geometry)
-        self.disk = open_disk(self.config, self._whole(params), engine_config, self.form, place)
+        if side is not None:
+            self.disk: Disk | None = side(self.geometry, self.form)
+        else:
+            self.disk = open_disk(self.config, self._whole(params), engine_config, self.form, place)
         self.runner = Runner(
             config,
             params,
@@ -299,7 +307,7 @@ class Engine:
     @functools.cached_property
     def root(self) -> str:
         """As `root_of_engine`. The first look reads all weights."""
-        if self.disk is not None:
+        if self.disk is not None and self.disk.is_disk:
             return self.disk.folder.root
         parts = self.config, self._whole(self.runner.params), self.engine_config, self.form
         return root_of_engine(*parts, self._place)

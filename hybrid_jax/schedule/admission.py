@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
-from hybrid_jax.cache.tree.node import DISK, HOSTS_MEMORY, Match
+from hybrid_jax.cache.tree.node import HOSTS_MEMORY, Match
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
@@ -177,7 +177,9 @@ class Admission:
         length = match.hit_len
         if found in (Fetched.LOADED, Fetched.NO_ROOM):  # the arena has changed
             match = tree.match(sequence.looked_up, sequence.owner)
-        where = DISK if found is Fetched.LOADED else HOSTS_MEMORY
+        where = HOSTS_MEMORY
+        if memory.on_disk is not None and found is Fetched.LOADED:
+            where = memory.on_disk.where
         there = found in (Fetched.READING, Fetched.LOADED)
         if not there and memory.below is not None:
             length = match.hit_len
@@ -195,7 +197,7 @@ class Admission:
         queued, memory = sequence.queued, self.memory
         where, queued.came_from = queued.came_from, ""
         loaded = max(hit_len - queued.came_after, 0) if where else 0
-        if where == DISK and memory.on_disk is not None:
+        if memory.on_disk is not None and where == memory.on_disk.where:
             memory.on_disk.disk.counters.hit_tokens += loaded
         elif where and memory.below is not None:
             memory.below.counters.hit_tokens += loaded

@@ -166,7 +166,10 @@ class Prefixes:
     Attributes:
         counters: what happened so far.
         writing: whether anything is written still; False after an error.
+        is_disk: it is a tier. What is handed over between engines is none: all of it is wanted, however long it takes.
     """
+
+    is_disk = True
 
     def __init__(self, folder: Parts, geometry: Geometry) -> None:
         self.folder, self.geometry = folder, geometry
@@ -239,8 +242,12 @@ class Prefixes:
         if not ends and name in self.folder:
             return None
         size = self.geometry.page_tokens
-        pages = sorted({page for end in ends for page in _pages_of(end, size)})
+        pages = sorted({page for end in ends for page in pages_of(end, size)})
         return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))
+
+    def early(self, chain: Chain, position: int) -> bool:
+        """Whether a prefix may be copied before its numbers are known to be finite."""
+        return False
 
     @property
     def has_room(self) -> bool:
@@ -303,7 +310,7 @@ class Prefixes:
         """Where the runs of a prefix end that have some of these places."""
         wanted, size = {page for page, _ in places}, self.geometry.page_tokens
         ends = runs_to(position) if self._has_runs else []
-        return [end for end in ends if not wanted.isdisjoint(_pages_of(end, size))]
+        return [end for end in ends if not wanted.isdisjoint(pages_of(end, size))]
 
     # --- looking at it --------------------------------------------------------------------------
 
@@ -380,7 +387,7 @@ class Disk(Prefixes):
         frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
         for end in save.ends:
             arrays = form.read_pages(run_begin(end), end, frames)
-            written += self.folder.write(pages_name(chain, end), _page_marks(end), arrays)
+            written += self.folder.write(pages_name(chain, end), page_marks(end), arrays)
         arrays = form.read_end(position, frames)
         name = checkpoint_name(chain, position)
         written += self.folder.write(name, _checkpoint_marks(position), arrays)
@@ -392,16 +399,20 @@ class Disk(Prefixes):
 
     def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
         found = Read(position, self.form.zeros(places))
+        self._begin(found, chain, places)
+        return found
+
+    def _begin(self, found: Read, chain: Chain, places: Sequence[FramePlace]) -> None:
+        """Has the parts of a prefix read."""
         parts = [
             functools.partial(self._read_run, found, chain, end)
-            for end in self._ends_with(position, places)
+            for end in self._ends_with(found.position, places)
         ]
         if parcel.needs_checkpoint(self.geometry):
             parts.append(functools.partial(self._read_end, found, chain))
         found.begin(len(parts))
         for part in parts:
             self._readers.do(functools.partial(self._watched, found, chain, part))
-        return found
 
     def _watched(self, found: Read, chain: Chain, part: Callable[[], None]) -> None:
         """Reads a part of a prefix; whatever goes wrong, the prefix is a miss."""
@@ -425,7 +436,7 @@ class Disk(Prefixes):
     def _read_run(self, found: Read, chain: Chain, end: int) -> None:
         form, begin = self.form, run_begin(end)
         name, shapes = pages_name(chain, end), form.page_shapes(begin, end)
-        part = self._part(found, name, _page_marks(end), shapes)
+        part = self._part(found, name, page_marks(end), shapes)
         form.write_pages(begin, end, part.arrays, found.frames)
 
     def _read_end(self, found: Read, chain: Chain) -> None:
@@ -464,7 +475,7 @@ class Disk(Prefixes):
         return f"{limit}in {folder.path}; {format_size(folder.num_bytes)} are there"
 
 
-def _pages_of(end: int, page_tokens: int) -> range:
+def pages_of(end: int, page_tokens: int) -> range:
     """The pages that hold the run that ends there."""
     return range(run_begin(end) // page_tokens, -(-end // page_tokens))
 
@@ -479,7 +490,8 @@ def checkpoint_name(chain: Chain, position: int) -> str:
     return f"{CHECKPOINT}{chain.name(position)}{ENDING}"
 
 
-def _page_marks(end: int) -> dict[str, str]:
+def page_marks(end: int) -> dict[str, str]:
+    """What the run of pages that ends there is."""
     return {"kind": "pages", "begin": str(run_begin(end)), "end": str(end)}
 
 

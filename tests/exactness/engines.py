@@ -35,8 +35,10 @@ def make_engine(
     room: float,
     below: float = 0,
     folder: Path | None = None,
+    side: Callable | None = None,
 ) -> Engine:
-    """An engine with an arena of `frames_for(room)`, as many frames for `below` in the host's memory, and a folder."""
+    """An engine with an arena of `frames_for(room)`, as many frames for `below` in the host's memory, and a folder,
+    or one end of a hand-over."""
     geometry = make_geometry(config, settings)
     fixed = split_memory(config, replace(settings, memory=None), geometry).row_bytes
     fixed += 8 * max(geometry.state_frames, 1)
@@ -47,7 +49,7 @@ def make_engine(
     settings = replace(settings, memory=memory, host_memory=host, cache=cache)
     if folder is not None:
         settings = replace(settings, cache_dir=str(folder), disk_memory=1 << 30)
-    return Engine(config, params, settings)
+    return Engine(config, params, settings, side=side)
 
 
 def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None:

@@ -16,7 +16,8 @@ LOSSES_KEPT = 8  # per node, the deepest
 ENDINGS_KEPT = 8  # per node, the latest
 MAX_NODES, MAX_TOKENS = 200, 6  # of the picture of a tree, and of each node in it
 ARENA = 0  # number of the tier that rows work in
-HOSTS_MEMORY, DISK = "the host's memory", "the disk"  # tiers below, in words
+# Where what the arena lacks comes from, in words: tiers below, and an engine that has computed it for this one.
+HOSTS_MEMORY, DISK, OTHER_ENGINE = "the host's memory", "the disk", "another engine"
 
 
 @dataclass(frozen=True, kw_only=True)

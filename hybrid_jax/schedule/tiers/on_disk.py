@@ -15,7 +15,7 @@ import numpy as np
 
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.copies import pools_of, shared_pages, whole_pages
-from hybrid_jax.cache.tree.node import ARENA, DISK, Match, Node
+from hybrid_jax.cache.tree.node import ARENA, DISK, OTHER_ENGINE, Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry, cached_checkpoint_bytes
@@ -65,7 +65,8 @@ class OnDisk:
         speeds: Speeds | None = None,
     ) -> None:
         self._tree, self._geometry, self.disk = tree, geometry, disk
-        self._most_frames, self._costs, self._speeds = most_frames, costs, speeds
+        self._most_frames, self._costs = most_frames, costs
+        self._speeds = speeds if disk.is_disk else None
         self._unsettled: dict[Sequence, list[np.ndarray]] = {}
         self._waiting: dict[str, tuple[Chain, np.ndarray]] = {}  # by name, first come first
         self._saves: list[Outgoing] = []
@@ -79,8 +80,16 @@ class OnDisk:
 
     # --- saving ---------------------------------------------------------------------------------
 
+    @property
+    def where(self) -> str:
+        """Where what it loads comes from, in words."""
+        return DISK if self.disk.is_disk else OTHER_ENGINE
+
     def note(self, sequence: Sequence, tokens: np.ndarray) -> None:
         """Notes that the tree has taken a prefix of a sequence."""
+        if self.disk.early(self.disk.chain(tokens), len(tokens)):
+            self._want(tokens)
+            return
         self._unsettled.setdefault(sequence, []).append(tokens)
 
     def settle(self, sequence: Sequence) -> None:

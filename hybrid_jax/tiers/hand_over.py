@@ -1,0 +1,307 @@
+"""Prefixes on their way from engines that compute prompts to engines that go on from them.
+
+It is a tier like the one on disk, but in memory, and it has only what was promised. The engine that goes on waits for
+what is promised to it, and takes it into its own cache. A prefix comes in the same parts as on disk, so the two engines
+may differ in page size, rows, grain and number of devices. Pages come while later chunks are computed. The checkpoint
+comes last. Until it is there nothing of the prefix is seen, so nobody half arrives.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.tiers import parcel
+from hybrid_jax.tiers.chain import Chain, run_begin, runs_to
+from hybrid_jax.tiers.disk import (
+    Disk,
+    Read,
+    Save,
+    checkpoint_name,
+    page_marks,
+    pages_name,
+    pages_of,
+)
+from hybrid_jax.tiers.folder import Parts
+from hybrid_jax.tiers.form import Form
+from hybrid_jax.tiers.parcel import FramePlace, Frames, Pieces
+from hybrid_jax.tiers.part_file import Part
+
+NO_LIMIT = 1 << 62  # bytes: parts are kept as long as somebody has promised them, and no longer
+
+
+class MemoryParts(Parts):
+    """Parts in memory, in place of a folder on disk."""
+
+    path = Path("memory")
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, NO_LIMIT)
+        self._parts: dict[str, Part] = {}
+
+    def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
+        """Keeps a part; returns its bytes, 0 if it is there already."""
+        if name in self:
+            return 0
+        part = Part(
+            marks=dict(marks), arrays={key: array.joined() for key, array in arrays.items()}
+        )
+        self._parts[name] = part
+        num_bytes = sum(array.nbytes for array in part.arrays.values())
+        self._add(name, num_bytes)
+        return num_bytes
+
+    def read(self, name: str, marks: Mapping[str, str]) -> Part:
+        """A part.
+
+        Raises:
+            OSError: it is gone.
+        """
+        part = self._parts.get(name)
+        if part is None:
+            raise FileNotFoundError(f"{name} is no longer handed over")
+        return part
+
+    def remove(self, name: str) -> None:
+        """Removes a part that nobody needs any more."""
+        self._parts.pop(name, None)
+        self._forget(name)
+
+    def _use(self, name: str, when: float) -> None:
+        """Nothing goes by age."""
+
+
+@dataclass(eq=False)
+class Promise:
+    """A prefix that one engine will bring and another waits for.
+
+    Attributes:
+        chain, position: which one. parts: names of all it consists of, those of its pages in order.
+        state: "coming", "there" or "failed".
+    """
+
+    chain: Chain
+    position: int
+    parts: list[str]
+    state: str = "coming"
+    waiting: list[Callable[[], object]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its own."""
+        return checkpoint_name(self.chain, self.position)
+
+
+class HandOver:
+    """What the engines of both sides share. Any thread may call it.
+
+    Args:
+        root: as of `Parts`; both sides must have the same, for it tells models apart.
+
+    Attributes:
+        folder: what has come and was not taken yet.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.folder = MemoryParts(root)
+        self._promises: dict[str, Promise] = {}
+        self._needed = Counter[str]()  # how many promises need each part
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Promises that were not kept and taken, or given up."""
+        return len(self._promises)
+
+    def promise(self, tokens: np.ndarray, position: int) -> str:
+        """Somebody will bring the first `position` tokens of a prompt, for an engine that waits for them.
+
+        Args:
+            tokens: int32[n], at least so many. position: a multiple of the grain of both engines.
+
+        Returns:
+            The name of the promise. It is an own one for every prefix; who promises the same again joins it.
+        """
+        chain = Chain(self.folder.root, np.asarray(tokens[:position], np.int32))
+        parts = [pages_name(chain, end) for end in runs_to(position)]
+        made = Promise(chain, position, [*parts, checkpoint_name(chain, position)])
+        with self._lock:
+            known = self._promises.get(made.name)
+            if known is None or known.state == "failed":
+                self._promises[made.name] = made
+            self._needed.update(made.parts)
+        return made.name
+
+    def known(self, name: str) -> Promise | None:
+        """A promise by its name, if it has neither failed nor been taken back."""
+        found = self._promises.get(name)
+        return None if found is None or found.state == "failed" else found
+
+    def positions(self) -> list[int]:
+        """Where promised prefixes end, the longest first."""
+        with self._lock:
+            return sorted({p.position for p in self._promises.values()}, reverse=True)
+
+    def needs(self, part: str) -> bool:
+        """Whether a promise has a part."""
+        return part in self._needed
+
+    def arrived(self, name: str) -> None:
+        """All parts of a promised prefix are there."""
+        self._end(name, "there")
+
+    def fail(self, name: str) -> None:
+        """A promise that was not kept yet will not be. Who waits for it computes the prefix."""
+        self._end(name, "failed")
+
+    def _end(self, name: str, state: str) -> None:
+        with self._lock:
+            promise = self._promises.get(name)
+            if promise is None or promise.state != "coming":
+                return
+            promise.state = state
+            waiting, promise.waiting = promise.waiting, []
+        for go_on in waiting:
+            go_on()
+
+    def wait(self, promise: Promise, go_on: Callable[[], object]) -> None:
+        """Has something done once a promise is kept or broken, which may be now."""
+        with self._lock:
+            if promise.state == "coming":
+                promise.waiting.append(go_on)
+                return
+        go_on()
+
+    def take_back(self, name: str) -> None:
+        """One who promised needs it no longer, because it was taken over, or nobody asks for it any more."""
+        with self._lock:
+            promise = self._promises.get(name)
+            if promise is None:
+                return
+            self._needed.subtract(promise.parts)
+            gone = [part for part in promise.parts if self._needed[part] <= 0]
+            for part in gone:
+                del self._needed[part]
+            waiting: list[Callable[[], object]] = []
+            if promise.parts[-1] in gone:
+                del self._promises[name]
+                waiting, promise.waiting = promise.waiting, []
+                if promise.state == "coming":
+                    promise.state = "failed"
+        for part in gone:
+            self.folder.remove(part)
+        for go_on in waiting:
+            go_on()
+
+
+class _Side(Disk):
+    """One engine's end."""
+
+    is_disk = False
+    folder: MemoryParts  # type: ignore[assignment]
+
+    def __init__(self, shared: HandOver, geometry: Geometry, form: Form) -> None:
+        super().__init__(shared.folder, geometry, form)  # type: ignore[arg-type]
+        self.shared = shared
+
+    def look_again(self) -> None:
+        """Nobody else writes there."""
+
+    def touch(self, chain: Chain, position: int) -> None:
+        """Nothing goes by age."""
+
+    def use(self, chain: Chain, position: int) -> None:
+        """Nothing goes by age."""
+
+    @property
+    def about(self) -> str:
+        """Nothing is kept."""
+        return ""
+
+
+class Sender(_Side):
+    """The end of an engine that computes prompts: it gives copies of what was promised."""
+
+    def find(self, chain: Chain, above: int, most: int, *, held: int) -> int:
+        """Nothing comes back."""
+        return 0
+
+    def wants(self, chain: Chain, position: int, named: Collection[str] = ()) -> Save | None:
+        promise = self.shared.known(checkpoint_name(chain, position))
+        if promise is not None:
+            found = super().wants(chain, position, named)
+            if found is None and promise.parts[-1] in self.folder:
+                self.shared.arrived(promise.name)
+            return found
+        # The beginning of a longer one: its pages are final.
+        with self._room:
+            named = self._names_waiting.union(named)
+        ends = [
+            end
+            for end in self._lacking(chain, position)
+            if self.shared.needs(pages_name(chain, end)) and pages_name(chain, end) not in named
+        ]
+        if not ends:
+            return None
+        size = self.geometry.page_tokens
+        pages = sorted({page for end in ends for page in pages_of(end, size)})
+        return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))
+
+    def early(self, chain: Chain, position: int) -> bool:
+        """Whether a prefix may be copied before its numbers are known to be finite: nobody sees it by itself."""
+        return self.shared.known(checkpoint_name(chain, position)) is None
+
+    def _write(self, save: Save, copies: Sequence[Any]) -> None:
+        promise = self.shared.known(checkpoint_name(save.chain, save.position))
+        if promise is not None:
+            super()._write(save, copies)
+            self.shared.arrived(promise.name)
+            return
+        frames = Frames.of(save.places, [np.asarray(copy) for copy in copies])
+        for end in save.ends:
+            arrays = self.form.read_pages(run_begin(end), end, frames)
+            name = pages_name(save.chain, end)
+            self.counters.saved_bytes += self.folder.write(name, page_marks(end), arrays)
+
+    def settle(self, name: str) -> None:
+        """The prompt of a promise has ended: what was to come has been handed over, or will not come."""
+        self._writer.do(functools.partial(self.shared.fail, name))
+
+
+class Receiver(_Side):
+    """The end of an engine that goes on from prompts: it writes nothing, and waits for what is promised."""
+
+    def __init__(self, shared: HandOver, geometry: Geometry, form: Form) -> None:
+        super().__init__(shared, geometry, form)
+        self.writing = False
+
+    def find(self, chain: Chain, above: int, most: int, *, held: int) -> int:
+        for position in self.shared.positions():
+            fits = above < position <= most and position % self.geometry.grain == 0
+            if fits and self.shared.known(checkpoint_name(chain, position)) is not None:
+                return position
+        return 0
+
+    def read(self, chain: Chain, position: int, places: Sequence[FramePlace]) -> Read:
+        found = Read(position, self.form.zeros(places))
+        promise = self.shared.known(checkpoint_name(chain, position))
+
+        def go_on() -> None:
+            if promise is None or promise.state == "failed":
+                found.fail()
+                found.finish()
+            else:
+                self._begin(found, chain, places)
+
+        if promise is None:
+            go_on()
+        else:
+            self.shared.wait(promise, go_on)
+        return found
