@@ -12,6 +12,7 @@ from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.tiers import chain, disk
 from hybrid_jax.tiers.hand_over import MemoryParts, Sender
+from hybrid_jax.tiers.workers import Workers
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
 from tests.exactness.engines import make_engine, one_shape
@@ -170,6 +171,7 @@ def test_a_prompt_that_resumes_elsewhere_says_so():
 def test_pages_go_while_later_chunks_are_computed(monkeypatch):
     config, params = load("bamba")
     order: list[str] = []
+    monkeypatch.setattr(Workers, "do", lambda self, job: job())  # without threads
     write, end = MemoryParts.write, Pair._end_prefix
     monkeypatch.setattr(
         MemoryParts, "write", lambda self, name, *a: order.append(name) or write(self, name, *a)
@@ -183,11 +185,9 @@ def test_pages_go_while_later_chunks_are_computed(monkeypatch):
             pair, [Job(prompt=random_prompt(235, 1, config.vocab_size), max_tokens=8)]
         ).requests
     assert request.hit.num_tokens == 224
-    kinds = [name if name == "computed" else name[0] for name in order]
-    assert kinds.count("p") == 4 and kinds.count("c") == 2 and kinds[-1] == "c", (
-        order
-    )  # "computed" is one
-    assert kinds.index("computed") >= 2
+    kinds = "".join("!" if name == "computed" else name[0] for name in order)
+    assert sorted(kinds) == sorted("pppp!c") and kinds.endswith("c"), kinds
+    assert kinds.index("!") >= 2, kinds
 
 
 # --- what goes wrong --------------------------------------------------------------------------------

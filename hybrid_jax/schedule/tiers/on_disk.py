@@ -88,7 +88,7 @@ class OnDisk:
     def note(self, sequence: Sequence, tokens: np.ndarray) -> None:
         """Notes that the tree has taken a prefix of a sequence."""
         if self.disk.early(self.disk.chain(tokens), len(tokens)):
-            self._want(tokens)
+            self._wanted_later.append(tokens)  # this plan writes it
             return
         self._unsettled.setdefault(sequence, []).append(tokens)
 
