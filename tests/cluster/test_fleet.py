@@ -216,7 +216,7 @@ class Together(OwnRouting):
         prompts = {str(number): one.prompt for number, one in enumerate(self.trace)}
         self.chosen = self.router.choose_all(prompts)
 
-    def choose(self, name, request, now):
+    def choose(self, name, prompt, now):
         return self.chosen[name].replica
 
 

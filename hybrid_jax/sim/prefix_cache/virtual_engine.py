@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hybrid_jax.byte_sizes import at_least
+from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
@@ -143,6 +144,11 @@ class VirtualEngine:
         self.used_max = self.padded_tokens = self.prefill_dispatches = 0
         self._traced: dict[str, TraceRequest] = {}
         self._plan: Plan | None = None
+
+    @property
+    def tree(self) -> RadixTree | None:
+        """The prefix tree; None if the cache is off."""
+        return self.scheduler.memory.tree
 
     @property
     def busy(self) -> bool:

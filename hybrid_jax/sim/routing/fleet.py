@@ -12,7 +12,6 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import Costs
-from hybrid_jax.schedule.request import Request
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from hybrid_jax.sim.prefix_cache.virtual_engine import Turns, VirtualEngine
@@ -24,14 +23,14 @@ class Routing(Protocol):
     def begin(self, engines: Sequence[VirtualEngine]) -> None:
         """Sees the engines before the first request."""
 
-    def choose(self, name: str, request: TraceRequest, now: float) -> int:
-        """The replica of a request."""
+    def choose(self, name: str, prompt: np.ndarray, now: float) -> int:
+        """The replica of a request, by its name and its prompt int32[n]."""
 
-    def computed(self, name: str, request: Request) -> None:
+    def computed(self, name: str) -> None:
         """A request has its first token."""
 
-    def ended(self, name: str, request: Request) -> None:
-        """A request has its last token."""
+    def ended(self, name: str, num_tokens: int) -> None:
+        """A request has its last token, the so-many-th."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +130,13 @@ class _Fleet:
     def _arrive(self, when: float, number: int) -> None:
         self.arrived[number] = when
         begun = time.perf_counter()
-        replica = self.routing.choose(str(number), self.trace[number], self.now)
+        replica = self.routing.choose(str(number), self.trace[number].prompt, self.now)
         self.deciding_s += time.perf_counter() - begun
         engine = self.engines[replica]
         try:
-            request = engine.add(str(number), self.trace[number])
+            engine.add(str(number), self.trace[number])
         except ValueError as error:
             raise ValueError(f"fleet: request {number} fits no replica") from error
-        del request
         if not engine.busy:
             self._begin(replica)
 
@@ -158,9 +156,9 @@ class _Fleet:
             number = int(name)
             if new.new_token_ids and number not in self.first:
                 self.first[number], self.hits[number] = self.now, new.request.hit.num_tokens
-                self.routing.computed(name, new.request)
+                self.routing.computed(name)
             if new.finished:
                 self.last[number] = self.now
-                self.routing.ended(name, new.request)
+                self.routing.ended(name, len(new.request.output.token_ids))
                 self._turns.ended(number, self.now)
         self._begin(replica)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybrid_jax.cluster.router import ReplicaCosts, Router
 from hybrid_jax.cluster.watch import TreeWatcher
-from hybrid_jax.schedule.request import Request
-from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from hybrid_jax.sim.prefix_cache.virtual_engine import VirtualEngine
 
 
@@ -41,14 +41,14 @@ class OwnRouting:
             tell = functools.partial(self.router.tell, replica)
             tree.watch(TreeWatcher(tree.grain, needs_slots=tree.needs_slots, tell=tell))
 
-    def choose(self, name: str, request: TraceRequest, now: float) -> int:
+    def choose(self, name: str, prompt: np.ndarray, now: float) -> int:
         """As in `Routing`."""
-        return self.router.choose(name, request.prompt).replica
+        return self.router.choose(name, prompt).replica
 
-    def computed(self, name: str, request: Request) -> None:
+    def computed(self, name: str) -> None:
         """As in `Routing`."""
         self.router.computed(name)
 
-    def ended(self, name: str, request: Request) -> None:
+    def ended(self, name: str, num_tokens: int) -> None:
         """As in `Routing`."""
         self.router.ended(name)

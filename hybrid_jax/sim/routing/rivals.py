@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.cluster.names import prefix_names
 from hybrid_jax.costs import Costs
-from hybrid_jax.schedule.request import Request
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel
-from hybrid_jax.sim.prefix_cache.traces import TraceRequest
-from hybrid_jax.sim.prefix_cache.virtual_engine import VirtualEngine
 
 GRAIN = 32
+
+
+class Replica(Protocol):
+    """As much of a replica as a router may look at."""
+
+    @property
+    def tree(self) -> RadixTree | None: ...
 
 
 class Rival:
@@ -28,31 +34,31 @@ class Rival:
         live: how many. at: the replica of each.
     """
 
-    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+    def begin(self, engines: Sequence[Replica]) -> None:
         """As in `Routing`."""
         self.engines = engines
         self.live = [0] * len(engines)
         self.at: dict[str, int] = {}
 
-    def choose(self, name: str, request: TraceRequest, now: float) -> int:
+    def choose(self, name: str, prompt: np.ndarray, now: float) -> int:
         """As in `Routing`."""
-        replica = self.pick(request.prompt, now)
+        replica = self.pick(prompt, now)
         self.at[name] = replica
         self.live[replica] += 1
-        self.sent(name, request, replica, now)
+        self.sent(name, prompt, replica, now)
         return replica
 
     def pick(self, prompt: np.ndarray, now: float) -> int:
         """The replica of a prompt."""
         raise NotImplementedError
 
-    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
+    def sent(self, name: str, prompt: np.ndarray, replica: int, now: float) -> None:
         """A request goes to a replica."""
 
-    def computed(self, name: str, request: Request) -> None:
+    def computed(self, name: str) -> None:
         """As in `Routing`."""
 
-    def ended(self, name: str, request: Request) -> None:
+    def ended(self, name: str, num_tokens: int) -> None:
         """As in `Routing`."""
         self.live[self.at.pop(name)] -= 1
 
@@ -154,7 +160,7 @@ class ApproximateTree(Rival):
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
         self._tokens = tokens
 
-    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+    def begin(self, engines: Sequence[Replica]) -> None:
         super().begin(engines)
         self._history = History(len(engines), self._tokens)
 
@@ -173,19 +179,17 @@ class ApproximateTree(Rival):
         return replica
 
 
-Seen = Callable[[VirtualEngine, np.ndarray], int]
+Seen = Callable[[Replica, np.ndarray], int]
 
 
-def pages_seen(engine: VirtualEngine, prompt: np.ndarray) -> int:
+def pages_seen(replica: Replica, prompt: np.ndarray) -> int:
     """Tokens whose keys and values a replica has, as published engines report them."""
-    tree = engine.scheduler.memory.tree
-    return 0 if tree is None else tree.match(prompt).cached_len
+    return 0 if replica.tree is None else replica.tree.match(prompt).cached_len
 
 
-def joint_seen(engine: VirtualEngine, prompt: np.ndarray) -> int:
+def joint_seen(replica: Replica, prompt: np.ndarray) -> int:
     """Tokens after which a replica can resume."""
-    tree = engine.scheduler.memory.tree
-    return 0 if tree is None else tree.match(prompt).hit_len
+    return 0 if replica.tree is None else replica.tree.match(prompt).hit_len
 
 
 class BlocksAndLoad(Rival):
@@ -198,7 +202,7 @@ class BlocksAndLoad(Rival):
     def __init__(self, seen: Seen = pages_seen, weight: float = 1.0) -> None:
         self._seen, self._weight = seen, weight
 
-    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+    def begin(self, engines: Sequence[Replica]) -> None:
         super().begin(engines)
         self._active = [0] * len(engines)
         self._prefill = [0] * len(engines)
@@ -213,21 +217,21 @@ class BlocksAndLoad(Rival):
 
         return min(range(len(self.live)), key=lambda r: (cost(r), r))
 
-    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
-        blocks = self._blocks[name] = len(request.prompt) // GRAIN, self._new[replica]
+    def sent(self, name: str, prompt: np.ndarray, replica: int, now: float) -> None:
+        blocks = self._blocks[name] = len(prompt) // GRAIN, self._new[replica]
         self._active[replica] += blocks[0]
         self._prefill[replica] += blocks[1]
 
-    def computed(self, name: str, request: Request) -> None:
+    def computed(self, name: str) -> None:
         active, new = self._blocks[name]
         self._prefill[self.at[name]] -= new
         self._blocks[name] = active, 0
 
-    def ended(self, name: str, request: Request) -> None:
+    def ended(self, name: str, num_tokens: int) -> None:
         active, new = self._blocks.pop(name)
         self._active[self.at[name]] -= active
         self._prefill[self.at[name]] -= new
-        super().ended(name, request)
+        super().ended(name, num_tokens)
 
 
 class ExploitOrExplore(Rival):
@@ -252,7 +256,7 @@ class ExploitOrExplore(Rival):
         self._costs, self._device = costs, device or DeviceModel()
         self._seen, self._window_s, self._imbalance = seen, window_s, imbalance
 
-    def begin(self, engines: Sequence[VirtualEngine]) -> None:
+    def begin(self, engines: Sequence[Replica]) -> None:
         super().begin(engines)
         self._recent: list[deque[tuple[float, float]]] = [deque() for _ in engines]
         self._load = [0.0] * len(engines)
@@ -280,10 +284,10 @@ class ExploitOrExplore(Rival):
         """A row's share of a step, with eight rows."""
         return self._costs.flops_per_token / self._device.bytes_per_second / 8
 
-    def sent(self, name: str, request: TraceRequest, replica: int, now: float) -> None:
+    def sent(self, name: str, prompt: np.ndarray, replica: int, now: float) -> None:
         self._recent[replica].append((now, self._taken))
         self._load[replica] += self._taken
 
-    def ended(self, name: str, request: Request) -> None:
-        self._output += (len(request.output.token_ids) - self._output) / 64
-        super().ended(name, request)
+    def ended(self, name: str, num_tokens: int) -> None:
+        self._output += (num_tokens - self._output) / 64
+        super().ended(name, num_tokens)
