@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from hybrid_jax.cluster.router import ReplicaCosts
 from hybrid_jax.cluster.watch import resume_points
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.sim.prefix_cache.virtual_engine import FRAME_BYTES, VirtualEngine
@@ -21,6 +22,7 @@ from hybrid_jax.sim.routing.rivals import (
     RoundRobin,
     joint_seen,
 )
+from hybrid_jax.sim.routing.shadow import ShadowReplica, ShadowRequest, run_shadow
 from tests.sim.chats import KINDS, PLENTY, asked, chat, tokens
 
 ENGINE = EngineConfig(cache=CacheConfig(loads="always"), max_rows=4, prefill_tokens=128)
@@ -243,3 +245,42 @@ def test_prompts_that_come_together_are_parted_along_their_prefixes_and_evenly(k
     )
     assert parted.token_hit_rate >= 0.95 * alone.token_hit_rate > 0.5
     assert parted.imbalance <= 1.1
+
+
+# --- large fleets -----------------------------------------------------------------------------------
+
+
+def test_a_shadow_waits_for_its_queue_and_hits_what_it_has():
+    costs = KINDS["hybrid"].per_block(16)
+    replica = ShadowReplica(costs, PLENTY, flops_per_second=costs.flops_per_token * 10, step_s=0.5)
+    first = ShadowRequest(0.0, np.arange(40, dtype=np.int32), np.arange(44, dtype=np.int32))
+    assert replica.add(first, 1.0, 16) == (1.0 + 4.0, 5.0 + 4 * 16 * 0.5)
+    again = ShadowRequest(0.0, np.arange(50, dtype=np.int32), np.arange(51, dtype=np.int32))
+    assert replica.add(again, 2.0, 16)[0] == pytest.approx(5.0 + 0.6)  # 44 of 50 are there
+    assert (replica.asked, replica.hit) == (90, 44)
+
+
+def test_a_large_fleet_goes_on_at_the_ends_of_its_requests():
+    costs = KINDS["hybrid"].per_block(16)
+    requests = [
+        ShadowRequest(
+            0.1 * n,
+            np.append(stem, [1000 + n, 0]).astype(np.int32),
+            np.append(stem, [1000 + n, 0, n]).astype(np.int32),
+        )
+        for n in range(60)
+        for stem in [np.arange(100 * (n % 3), 100 * (n % 3) + 30, dtype=np.int32)]
+    ]
+    model = ReplicaCosts(costs=costs, grain=2, max_rows=99, steps=0, flops_per_byte=0.0)
+    results = []
+    for routing in (RoundRobin(), OwnRouting(model)):
+        fleet = [
+            ShadowReplica(
+                costs, 20 * FRAME_BYTES, flops_per_second=costs.flops_per_token * 100, step_s=0.01
+            )
+            for _ in range(4)
+        ]
+        results.append(run_shadow(requests, routing, fleet, block_tokens=16))
+    blind, own = results
+    assert blind.requests == own.requests == 60 and own.hit_rate > blind.hit_rate > 0.5
+    assert own.ttft_s["mean"] < blind.ttft_s["mean"]

@@ -1,5 +1,5 @@
 """Routers on virtual time: fleets of engines, and published ways to choose between them.
 
-May import: cluster, config, costs, schedule, sim.prefix_cache.
+May import: cache, cluster, config, costs, sim.prefix_cache.
 Packages: numpy.
 """

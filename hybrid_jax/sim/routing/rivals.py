@@ -90,13 +90,14 @@ class PrefixHash(Rival):
 
     Args:
         tokens: how many of the first tokens count. bound: live requests of a replica, over the mean, at most.
+        grain: tokens that count together.
     """
 
-    def __init__(self, tokens: int = 1024, bound: float = 1.25) -> None:
-        self._tokens, self._bound = tokens, bound
+    def __init__(self, tokens: int = 1024, bound: float = 1.25, grain: int = GRAIN) -> None:
+        self._tokens, self._bound, self._grain = tokens, bound, grain
 
     def pick(self, prompt: np.ndarray, now: float) -> int:
-        names, count = prefix_names(prompt[: self._tokens], GRAIN), len(self.live)
+        names, count = prefix_names(prompt[: self._tokens], self._grain), len(self.live)
         first = int(names[-1]) % count if len(names) else 0
         most = self._bound * (sum(self.live) + 1) / count
         turns = [(first + step) % count for step in range(count)]
@@ -107,11 +108,11 @@ class History:
     """Which prefixes were sent to which replica lately: what a router knows that asks nobody.
 
     Args:
-        tokens: how many it remembers of each replica; the oldest prefixes are forgotten.
+        tokens: how many it remembers of each replica; the oldest prefixes are forgotten. grain: as in `PrefixHash`.
     """
 
-    def __init__(self, count: int, tokens: int) -> None:
-        self._most = tokens // GRAIN
+    def __init__(self, count: int, tokens: int, grain: int) -> None:
+        self._most, self._grain = tokens // grain, grain
         self._known: list[dict[int, None]] = [{} for _ in range(count)]
 
     def size(self, replica: int) -> int:
@@ -128,7 +129,7 @@ class History:
                 low = middle
             else:
                 high = middle - 1
-        return low * GRAIN
+        return low * self._grain
 
     def add(self, names: Sequence[int], replica: int) -> None:
         """A prompt was sent."""
@@ -147,7 +148,7 @@ class ApproximateTree(Rival):
         threshold: share of a prompt that must match; else the replica with the smallest history.
         absolute, relative: loads differ too much if the most are so many more than the fewest, and so many times as
             many.
-        tokens: of each replica's history.
+        tokens: of each replica's history. grain: as in `PrefixHash`.
     """
 
     def __init__(
@@ -156,16 +157,17 @@ class ApproximateTree(Rival):
         absolute: int = 64,
         relative: float = 1.5,
         tokens: int = 1 << 26,
+        grain: int = GRAIN,
     ) -> None:
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
-        self._tokens = tokens
+        self._tokens, self._grain = tokens, grain
 
     def begin(self, engines: Sequence[Replica]) -> None:
         super().begin(engines)
-        self._history = History(len(engines), self._tokens)
+        self._history = History(len(engines), self._tokens, self._grain)
 
     def pick(self, prompt: np.ndarray, now: float) -> int:
-        names, count = prefix_names(prompt, GRAIN).tolist(), range(len(self.live))
+        names, count = prefix_names(prompt, self._grain).tolist(), range(len(self.live))
         most, least = max(self.live), min(self.live)
         if most - least > self._absolute and most > self._relative * least:
             replica = self.least_loaded()
