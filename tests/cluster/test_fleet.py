@@ -275,9 +275,7 @@ def test_a_large_fleet_goes_on_at_the_ends_of_its_requests():
     results = []
     for routing in (RoundRobin(), OwnRouting(model)):
         fleet = [
-            ShadowReplica(
-                costs, 20 * FRAME_BYTES, flops_per_second=costs.flops_per_token * 100, step_s=0.01
-            )
+            ShadowReplica(costs, PLENTY, flops_per_second=costs.flops_per_token * 100, step_s=0.01)
             for _ in range(4)
         ]
         results.append(run_shadow(requests, routing, fleet, block_tokens=16))
