@@ -28,7 +28,7 @@ BUNDLED = {"max_rows": 4, "max_model_len": 512, "prefill_tokens": 32}
 # How prompts for the bundled model begin.
 HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 
-# Tests look into the engine of an LLM. The package itself asks it by name (`api/questions.py`).
+# Tests look into the engine of an LLM. The package itself asks it by name (`api/threads/questions.py`).
 LLM._engine = property(lambda self: self._thread._loop.engine)
 
 

@@ -1,4 +1,4 @@
-"""What a caller holds: `LLM`, feeds, the path of prompts into the engine, outputs, and the thread that owns the engine.
+"""What a caller holds: `LLM`, feeds, the path of prompts into the engine, outputs, and in `threads/` what runs them.
 
 May import: byte_sizes, cache.tree, config, constraints, display, engine, geometry, mesh, models, process, schedule,
 sizing, text, weights.

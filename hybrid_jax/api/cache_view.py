@@ -12,12 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.outputs import Delta, RequestOutput
-from hybrid_jax.api.questions import Answer, Question
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -182,7 +182,7 @@ class CacheView:
 
     def __init__(
         self,
-        thread: EngineThread,
+        thread: Front,
         seen: Mapping[str, SeenRequest],
         model: ModelConfig,
         config: EngineConfig,

@@ -11,11 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import Call, EngineThread, check_process
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.api.intake import Errors, Intake
 from hybrid_jax.api.options import (
@@ -31,6 +29,9 @@ from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import COMPILING, ProgressOption, progress_of, unasked
 from hybrid_jax.api.reading import Reader
 from hybrid_jax.api.stats import Stats
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.engine_thread import EngineThread, check_process
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.mesh import devices_of

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from hybrid_jax.api.questions import EngineFacts
+from hybrid_jax.api.threads.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.backend import interpreted, said_of_others

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from hybrid_jax.api.engine_thread import wait_for_dropped
 from hybrid_jax.api.options import named_as_llm
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.threads.engine_thread import wait_for_dropped
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.backend import interpreted

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api import questions
 from hybrid_jax.api.overview import overview
+from hybrid_jax.api.threads import questions
 from hybrid_jax.machine import peak_resident_bytes
 from tests.api.fake_engine import GREEDY
 from tests.tiny_models import tiny_engine
