@@ -32,9 +32,11 @@ from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.threads import questions
 from hybrid_jax.api.threads.calls import Call
 from hybrid_jax.api.threads.engine_thread import EngineThread, check_process
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.replicas import Replicas
 from hybrid_jax.api.warm_up import warm_up
+from hybrid_jax.cluster.router import Router
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
-from hybrid_jax.config.mesh import devices_of
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
@@ -166,7 +168,7 @@ class LLM(Reader):
             dtype=dtype,
             progress=unasked(progress, quiet=quiet),
             tokenizer=used_tokenizer,
-            devices=devices_of(mesh),
+            mesh=mesh,
         )
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
@@ -204,7 +206,7 @@ class LLM(Reader):
             settings,
             dtype=dtype,
             tokenizer=own_tokenizer,
-            devices=devices_of(options.get("mesh")),
+            mesh=options.get("mesh"),
         )
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
@@ -224,7 +226,7 @@ class LLM(Reader):
         self._params, self._weight_bytes = started.params, started.weight_bytes
         self._ledger = Ledger()
         self._quiet = quiet
-        self._thread = EngineThread(started.engine, record=self._ledger.record, quiet=quiet)
+        self._thread = _threads(started, self._ledger, quiet=quiet)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(self._thread, self._ledger.seen, config, engine_config, tokenizer)
@@ -561,6 +563,7 @@ class LLM(Reader):
         self._thread.settle()
         own = {
             "requests": self._intake.num_requests,
+            "replicas": self._thread.num_replicas,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
         return Stats(own | self._ledger.totals._asdict() | self._thread.ask(questions.stats))
@@ -657,6 +660,15 @@ class LLM(Reader):
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
+
+
+def _threads(started: Started, ledger: Ledger, *, quiet: bool) -> Front:
+    """What runs calls on one engine, or on several."""
+    engines = started.engines
+    if len(engines) == 1:
+        return EngineThread(engines[0], record=ledger.record, quiet=quiet)
+    router = Router(len(engines), grain=started.engine_config.grain)
+    return Replicas(engines, record=ledger.record, router=router, quiet=quiet)
 
 
 def _starting() -> ModuleType:

@@ -17,6 +17,7 @@ import numpy as np
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import Backend, EngineConfig, ModelConfig
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine import damage
@@ -62,6 +63,7 @@ class Engine:
         engine_config: memory, rows, cache policy and the rest.
         store: where compiled programs are kept between processes, or None.
         devices: those that the model is divided over if `engine_config.tp` is not 1; None for the first ones.
+        sharing: engines that share the memory of a host: this one and its replicas.
 
     Attributes:
         shards: these devices; None for one.
@@ -78,6 +80,7 @@ class Engine:
         engine_config: EngineConfig,
         store: ProgramStore | None = None,
         devices: Sequence[jax.Device] | None = None,
+        sharing: int = 1,
     ) -> None:
         config = drafting_model(config, engine_config.speculation)
         self.config, self.engine_config = config, engine_config
@@ -86,7 +89,7 @@ class Engine:
             config, params = self.shards.local, self.shards.place(params)
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
-        self.device = this_device(held=held, shards=engine_config.tp)
+        self.device = this_device(held=held, shards=engine_config.tp * sharing)
         self._place = place = device_of(params) if self.shards is None else self.shards.first
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
@@ -140,7 +143,9 @@ class Engine:
         count = self.engine_config.tp
         if count == 1:
             return None
-        return Shards(self.config, first_devices(count) if devices is None else devices)
+        if devices is None:
+            [devices] = first_devices(MeshShape(tp=count))
+        return Shards(self.config, devices)
 
     def own_settings(self) -> contextlib.AbstractContextManager[None]:
         """Jax's settings for the thread that runs this engine: its own, on the device of the weights."""
@@ -358,6 +363,22 @@ class Engine:
         if arrived is None:
             raise ValueError(f"there is no room for the prefix of {file}; raise memory")
         return len(tokens)
+
+    def cached_tokens(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens of a prompt the arena can resume after."""
+        tree = self.scheduler.memory.tree
+        if tree is None:
+            return 0
+        return tree.match(np.asarray(tokens, np.int32), least=0).found[ARENA].hit_len
+
+    def cached_tokens_of(self, file: Path) -> int:
+        """`cached_tokens` of the prompt in a file; 0 if the file cannot be loaded."""
+        try:
+            return self.cached_tokens(
+                read_prefix(file, self.root, self.form).arrays[TOKENS].tolist()
+            )
+        except (ValueError, OSError):
+            return 0
 
     def _require_cache(self) -> None:
         if self.scheduler.memory.tree is None:

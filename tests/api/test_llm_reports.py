@@ -107,6 +107,7 @@ def test_stats_count_what_was_done(llm):
     llm.generate(["ab", "cde"], GREEDY)
     assert llm.stats() == {
         "requests": 2,
+        "replicas": 1,
         "prompt_tokens": 5,
         "cached_tokens": 0,
         "generated_tokens": 24,

@@ -89,7 +89,7 @@ def test_only_the_engines_thread_and_the_questions_name_the_engine(root):
         for name in (
             "completions",
             "starting",
-            *(f"threads/{n}" for n in ("loop", "engine_thread", "questions")),
+            *(f"threads/{n}" for n in ("loop", "engine_thread", "questions", "replicas")),
         )
     }
 

@@ -1,5 +1,5 @@
 """What runs calls: the thread that owns an engine, what threads send each other, and the questions that it answers.
 
-May import: api.completions, api.outputs, api.progress_bar, cache.tree, config, process, schedule, sizing.
+May import: api.completions, api.outputs, api.progress_bar, cache.tree, cluster, config, process, schedule, sizing.
 Packages: numpy.
 """

@@ -1,4 +1,4 @@
-"""Prompts that came together, their news, and commands: what threads send to the one that owns an engine, and back.
+"""Prompts that came together, and their news.
 
 Threads share only two kinds of queues. They are written in C, so an interrupt cannot leave them half changed. Ctrl-C,
 which Python hands to the main thread, therefore ends a wait and never falls into the engine's bookkeeping.
@@ -82,20 +82,27 @@ class Call:
             self.has_shown_text = self.has_shown_text or bool(deltas)
             self._send(News(deltas=deltas, num_finished=self.num_finished, over=self.over))
 
+    @property
+    def all_told(self) -> bool:
+        """Whether the caller has been told of all prompts that are done."""
+        return self._num_told == self.num_finished
+
+    def began(self, job: Job) -> None:
+        """A prompt has its first token."""
+
+    def ended(self, job: Job) -> None:
+        """A prompt has ended, or its caller has left."""
+
+    def lost(self, error: BaseException, *, engine_failed: bool = True) -> None:
+        """The engine's thread has ended, and nothing more will come from it."""
+        self.fail(error, engine_failed=engine_failed)
+
     def fail(self, error: BaseException, *, engine_failed: bool = False) -> None:
         """Ends it with an error."""
         self.error, self.engine_failed = error, engine_failed
         self.over = True  # last, because a feed reads it in its own thread
         with suppress(Exception):  # the caller cannot be reached
             self._send(News(num_finished=self.num_finished, over=True, error=error))
-
-
-@dataclass(frozen=True)
-class Command:
-    """What the engine's thread should do between two turns. If it fails or the thread has ended, `cancel` is called."""
-
-    do: Callable[[], object]
-    cancel: Callable[[BaseException], object] = lambda error: None
 
 
 def own_error(error: BaseException) -> BaseException:

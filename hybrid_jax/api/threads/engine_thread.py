@@ -13,10 +13,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.threads.calls import CLOSED, Call, Command, own_error
+from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
-from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question, facts
+from hybrid_jax.api.threads.questions import Answer, Question, facts
 from hybrid_jax.process.ending import wait_for
 
 if TYPE_CHECKING:
@@ -38,16 +39,22 @@ class EngineThread(Front):
         record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
             reference to this object, which could then never be dropped.
         quiet: what is compiled is said in a bar only.
+        on_end: called in the thread when it ends, with the reason, before its calls are told. It must hold no reference
+            to this object either.
     """
 
     def __init__(
-        self, engine: Engine, *, record: Callable[[Job], None], quiet: bool = False
+        self,
+        engine: Engine,
+        *,
+        record: Callable[[Job], None],
+        quiet: bool = False,
+        on_end: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         global _first_process
         _first_process = _first_process or os.getpid()
-        super().__init__()
-        self._loop, self._pid = Loop(engine, record, quiet), os.getpid()
-        self._facts = facts.answer(engine)
+        super().__init__(facts.answer(engine))
+        self._loop = Loop(engine, record, quiet, on_end)
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
@@ -57,42 +64,35 @@ class EngineThread(Front):
         atexit.register(self._loop.at_exit)
 
     @property
-    def facts(self) -> EngineFacts:
-        """What never changes about the engine. For anything else use `ask`."""
-        self.check()
-        return self._facts
+    def is_own_thread(self) -> bool:
+        """Whether the caller's thread is the engine's."""
+        return threading.current_thread() is self._thread
 
-    def check(self) -> None:
-        """RuntimeError if nothing can run: after `close`, and in a fork of the process that made this object."""
-        if self.closed:
-            raise RuntimeError(CLOSED)
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"LLM: made in process {self._pid}, of which this one ({os.getpid()}) is a fork: it has neither the "
-                "engine's thread nor its device; start workers by multiprocessing.get_context('spawn') and make the "
-                "LLM inside them"
-            )
+    @property
+    def num_replicas(self) -> int:
+        """One engine."""
+        return 1
 
-    def _check_caller(self) -> None:
-        """As `check`. Also RuntimeError in the engine's own thread."""
-        self.check()
-        if threading.current_thread() is self._thread:
-            raise RuntimeError(
-                "LLM: called in the engine's own thread, where it would wait for itself: the garbage collector ran a "
-                "__del__, or the finally of a generator, that calls the LLM; close such objects yourself"
-            )
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compiling so far; any thread may ask, also after `close`."""
+        return self._loop.engine.compile_seconds()
 
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""
         self._check_caller()
-        compile_s = self._loop.engine.compile_seconds()
+        compile_s = self.compile_seconds
         for call in calls:
             for job in call.jobs:
                 job.arrive(compile_s)
+        self.begin(calls)
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        """As `submit`, for prompts that have arrived already. Any thread may do it, even after `close`."""
 
         def cancel(error: BaseException) -> None:
             for call in calls:
-                call.fail(error)
+                call.lost(error, engine_failed=False)
 
         self._loop.give(Command(functools.partial(self._loop.start, calls), cancel))
 
@@ -117,12 +117,18 @@ class EngineThread(Front):
         """Has the engine's thread make a call between two turns; returns or raises what it does."""
         self._check_caller()
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        do = lambda: answers.put((call(), None))
-        self._loop.give(Command(do, lambda error: answers.put((None, error))))
+        self.later(lambda _: call(), lambda answer, error: answers.put((answer, error)))
         answer, error = answers.get()
         if error is not None:
             raise own_error(error)
         return answer
+
+    def later(
+        self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """Has the engine's thread make a call between two turns, and tell what it returned or raised."""
+        do = lambda: tell(call(self._loop), None)
+        self._loop.give(Command(do, lambda error: tell(None, error)))
 
     def turn(self) -> None:
         """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
@@ -140,9 +146,17 @@ class EngineThread(Front):
         if not wait:
             _drop(self._loop, self._thread)
             return
+        self.stop()
+        if not self.is_own_thread:
+            self.join()
+
+    def stop(self) -> None:
+        """Has the thread end after the engine's turn."""
         self._loop.stop()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+
+    def join(self) -> None:
+        """Waits until the thread has ended."""
+        self._thread.join()
 
 
 def check_process() -> None:

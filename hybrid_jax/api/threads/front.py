@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Executor
@@ -11,7 +12,7 @@ from typing import Any
 
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta
-from hybrid_jax.api.threads.calls import Call, News, own_error
+from hybrid_jax.api.threads.calls import CLOSED, Call, News, own_error
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
 
 MAX_WAITING = (
@@ -28,18 +29,46 @@ class Front(ABC):
 
     closed: bool
 
-    def __init__(self) -> None:
+    def __init__(self, facts: EngineFacts) -> None:
         self.closed = False
+        self._facts, self._pid = facts, os.getpid()
         self._waiting: set[Call] = set()  # calls of `adeltas` without a token
 
     @property
-    @abstractmethod
     def facts(self) -> EngineFacts:
         """What never changes about the engine. For anything else use `ask`."""
+        self.check()
+        return self._facts
 
-    @abstractmethod
     def check(self) -> None:
         """RuntimeError if nothing can run: after `close`, and in a fork of the process that made this object."""
+        if self.closed:
+            raise RuntimeError(CLOSED)
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"LLM: made in process {self._pid}, of which this one ({os.getpid()}) is a fork: it has neither the "
+                "engine's thread nor its device; start workers by multiprocessing.get_context('spawn') and make the "
+                "LLM inside them"
+            )
+
+    def _check_caller(self) -> None:
+        """As `check`. Also RuntimeError in a thread of its own."""
+        self.check()
+        if self.is_own_thread:
+            raise RuntimeError(
+                "LLM: called in the engine's own thread, where it would wait for itself: the garbage collector ran a "
+                "__del__, or the finally of a generator, that calls the LLM; close such objects yourself"
+            )
+
+    @property
+    @abstractmethod
+    def is_own_thread(self) -> bool:
+        """Whether the caller's thread is one that it has started."""
+
+    @property
+    @abstractmethod
+    def num_replicas(self) -> int:
+        """How many engines there are."""
 
     @abstractmethod
     def submit(self, calls: Sequence[Call]) -> None:

@@ -5,49 +5,40 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
-from hybrid_jax.api.threads.calls import CLOSED, Call, Command
+from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.commands import CommandLoop
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 
-class Loop:
-    """What the engine's thread runs: commands, then a turn of the engine, again and again."""
+class Loop(CommandLoop):
+    """What the engine's thread runs: commands, then a turn of the engine, again and again.
 
-    def __init__(self, engine: Engine, record: Callable[[Job], None], quiet: bool) -> None:
-        self.engine, self._record, self._quiet = engine, record, quiet
-        self._commands: SimpleQueue[Command] = SimpleQueue()
+    Args:
+        engine, record, quiet, on_end: as in `EngineThread`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        record: Callable[[Job], None],
+        quiet: bool,
+        on_end: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        super().__init__()
+        self.engine, self._record, self._quiet, self._on_end = engine, record, quiet, on_end
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
         # Requests that the engine may still hold, but nobody waits for.
         self._leaving: set[str] = set()
-        self._stopping = False
-        # The error for calls that come after the thread has ended.
-        self._ended: BaseException | None = None
         self._stuck = False  # the last turn failed while no call was waiting
-        # Ends the thread at the end of the program.
-        self.at_exit: Callable[[], object] = lambda: None
         engine.watch_compiling(self._compiling)
-
-    # --- for other threads ------------------------------------------------------------------------
-
-    def give(self, command: Command) -> None:
-        """Has a command done after those before it. Any thread may call this, and even from within a call of it."""
-        self._commands.put(command)
-        if self._ended is not None:  # the thread may not have seen it
-            self._cancel_commands(self._ended)
-
-    def stop(self) -> None:
-        """Ends the thread after the current turn."""
-        self._stopping = True
-        self.give(Command(lambda: None))  # the thread may be waiting for one
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -68,8 +59,9 @@ class Loop:
         except BaseException as mistake:  # a bug here; callers must not wait for ever
             error = mistake
         self._ended = error
+        self._on_end(error)
         for call in list(self._calls):
-            call.fail(error, engine_failed=True)
+            call.lost(error)
         self._calls.clear()
         self._live.clear()
         self._cancel_commands(error)
@@ -95,17 +87,6 @@ class Loop:
             self._stuck = False
         for _ in range(self._commands.qsize()):
             self._do(self._commands.get_nowait())
-
-    def _do(self, command: Command) -> None:
-        try:
-            command.do()
-        except BaseException as error:  # it concerns only what the command was about
-            command.cancel(error)
-
-    def _cancel_commands(self, error: BaseException) -> None:
-        with suppress(Empty):
-            while True:
-                self._commands.get_nowait().cancel(error)
 
     def turn(self) -> None:
         """Takes one turn of the engine, and hands what it brought to the callers."""
@@ -147,7 +128,10 @@ class Loop:
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
     ) -> None:
+        is_first = job.first_token_time is None
         delta = job.take(completion, now, self.engine, streamed=call.streams)
+        if is_first and job.first_token_time is not None:
+            call.began(job)
         if delta is not None:
             deltas.append(delta)
         if completion.finish_reason is None:
@@ -160,23 +144,25 @@ class Loop:
         if job.finished:
             call.num_finished += 1
             self._record(job)
+            call.ended(job)
 
     def _fail_prompt(self, call: Call, job: Job, error: BaseException) -> None:
         """Ends a prompt with an error. That concerns its call, unless that keeps errors, and no other call."""
         if not call.keeps_errors:
             self.end_call(call, error)
             return
-        self._let_leave(job)
+        self._let_leave(call, job)
         job.error = error
         call.num_finished += 1
 
-    def _let_leave(self, job: Job) -> None:
+    def _let_leave(self, call: Call, job: Job) -> None:
         """Has the engine end what it still computes for a prompt that nobody waits for."""
         for completion in job.completions:
             if self._live.pop(completion.request.request_id, None) is not None:
                 self._leaving.add(completion.request.request_id)
         if job.first_token_time is not None and job.num_unfinished and job.error is None:
             self._record(job)
+        call.ended(job)
 
     def _tell(self, call: Call, deltas: list[Delta]) -> None:
         if call.num_finished == len(call.jobs):
@@ -192,6 +178,8 @@ class Loop:
         Most likely it was a new kind of request, which met a program or a size of its own. So calls without a token are
         ended, and the others start again from the tokens they have. If all calls have tokens, all are ended.
         """
+        if self._stopping:
+            return  # what ends all calls comes next
         if not self._calls:
             # The next call ends what is left, and gets the error if that fails.
             self._stuck = True
@@ -226,10 +214,10 @@ class Loop:
                     self._tell(call, [])
 
     def _add(self, call: Call) -> None:
-        order = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
+        order = self.engine.order([job.prompt.token_ids for job in call.jobs])
         for job in (call.jobs[index] for index in order):
             try:
-                for completion in job.completions:
+                for completion in job.unfinished:
                     self._live[completion.request.request_id] = call, job, completion
                     self.engine.add(completion.request)
             except ValueError as error:
@@ -246,7 +234,7 @@ class Loop:
             return
         self._calls.pop(call, None)
         for job in call.jobs:
-            self._let_leave(job)
+            self._let_leave(call, job)
         if error is None:
             call.over = True
         else:
