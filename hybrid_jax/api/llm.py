@@ -95,9 +95,11 @@ class LLM(Reader):
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
-        mesh: devices that the model is divided over: "tp=4" for the first four, or a `jax.sharding.Mesh` with an axis
-            "tp". Each has a part of every layer (tensor parallelism), and `memory` is then that of each. None for one
-            device.
+        mesh: devices to run on. "tp=4" divides the model over the first four: each has a part of every layer (tensor
+            parallelism). "dp=2" makes two replicas: each has a whole model, rows and a prefix cache of its own, and a
+            prompt goes to one of them. "dp=2,tp=2" makes two replicas of two devices each. A `jax.sharding.Mesh` with
+            axes "dp" and "tp" names the devices. `memory` is then that of each device, and `host_memory` and `max_rows`
+            are those of each replica. Replicas share one `cache_dir`. None for one device.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -587,6 +589,7 @@ class LLM(Reader):
             tokenizer=self._intake.tokenizer,
             unread=self._unread,
             loops=self._thread.ask(questions.about_loops),
+            replicas=self._thread.num_replicas,
         )
 
     @checks_arguments
