@@ -257,7 +257,7 @@ class Dispatcher(CommandLoop):
         for owner in self._router.leave(replica):
             self._where.pop(owner, None)
         LOG.warning(
-            "replica %d has ended%s; %d are left, which take over its requests",
+            "replica %d has ended%s; its requests go to those that are left: %d",
             replica,
             "" if error is None else f": {error!r}",
             len(self.present),
