@@ -12,7 +12,8 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -25,6 +26,8 @@ from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.cluster.router import Router
 
 LOG = logging.getLogger("hybrid_jax.engine")
+# Replicas that may end by a mistake while they have a prompt. Perhaps the prompt caused it, and would end all.
+MAX_MISTAKES = 2
 
 
 class Joint:
@@ -37,13 +40,16 @@ class Joint:
     Attributes:
         parts: what each replica has, and had. The dispatcher's thread writes it.
         owners: the router's names of the prompts.
+        mistakes: how many replicas ended by a mistake while they had a prompt.
     """
 
     def __init__(self, call: Call, over: Callable[[Call], object]) -> None:
         self.call, self._over = call, over
         self.parts: list[Part] = []
         self.owners: dict[Job, str] = {}
-        self._lock = threading.Lock()
+        self.mistakes: Counter[Job] = Counter()
+        # The garbage collector may run the end of a call inside of another one.
+        self._lock = threading.RLock()
         # What parts have told, and not what they know: their last deltas may still be on the way.
         self._counts: dict[Part, int] = {}
 
@@ -120,7 +126,7 @@ class Dispatcher(CommandLoop):
 
     Attributes:
         threads: those of the replicas, also of those that left.
-        why_gone: why the last one ended that is gone; None if it was taken out.
+        gone: why each of the others ended, the last one last; None if it was taken out.
         present: the numbers of those that are there. Replaced as a whole, so that any thread may read it.
     """
 
@@ -132,7 +138,7 @@ class Dispatcher(CommandLoop):
         self._joints: dict[Call, Joint] = {}
         self._where: dict[str, int] = {}  # the replica that each prompt was sent to, by its owner
         self._numbers = itertools.count()
-        self.why_gone: BaseException | None = None
+        self.gone: dict[int, BaseException | None] = {}
 
     def run(self) -> None:
         """Runs until `stop` is called."""
@@ -207,7 +213,7 @@ class Dispatcher(CommandLoop):
     def _parted(self, joint: Joint, jobs: Sequence[Job]) -> dict[int, list[Job]]:
         """Prompts by the replicas that get them, in the order in which replicas get their first one."""
         if not self.present:
-            raise none_left(self.why_gone)
+            raise none_left(self.gone)
         tokens = [np.asarray(_tokens(job), np.int32) for job in jobs]
         places = list(range(len(jobs)))
         if self._in_order and len(jobs) > 1:
@@ -253,7 +259,7 @@ class Dispatcher(CommandLoop):
         if replica not in self.present or self._stopping:
             return
         self.present = tuple(other for other in self.present if other != replica)
-        self.why_gone = error
+        self.gone[replica] = error
         for owner in self._router.leave(replica):
             self._where.pop(owner, None)
         LOG.warning(
@@ -268,7 +274,9 @@ class Dispatcher(CommandLoop):
         joint = part.joint
         if joint.call.over:
             return
-        if self._stopping:
+        if self.gone.get(part.replica) is not None:
+            joint.mistakes.update(jobs)
+        if self._stopping or any(joint.mistakes[job] > MAX_MISTAKES for job in jobs):
             joint.fail(error)
             return
         if not part.all_told:  # it ended in the middle of a turn
@@ -277,8 +285,9 @@ class Dispatcher(CommandLoop):
             self._send(joint, jobs)
 
 
-def none_left(error: BaseException | None) -> RuntimeError:
-    """What callers get where all replicas have ended."""
+def none_left(gone: Mapping[int, BaseException | None]) -> RuntimeError:
+    """What callers get where all replicas have ended, each for its reason."""
+    error = [*gone.values()][-1] if gone else None
     why = "" if error is None else f"; the last one ended with {error!r}"
     found = RuntimeError(f"LLM: no replica is left{why}; make a new one")
     found.__cause__ = error

@@ -127,7 +127,7 @@ class Replicas(Front):
                 if replica in dispatcher.present:
                     raise
         if not answers:
-            raise none_left(None)
+            raise none_left(dispatcher.gone)
         return answers
 
     def turn(self) -> None:
@@ -168,7 +168,7 @@ class Replicas(Front):
         dispatcher = self._dispatcher
         found: tuple[int, ...] = self._decided(lambda: dispatcher.present)
         if not found:
-            raise none_left(dispatcher.why_gone)
+            raise none_left(dispatcher.gone)
         return found
 
     def _decided(self, call: Callable[[], Any]) -> Any:
