@@ -236,6 +236,25 @@ def test_a_turn_that_fails_ends_the_calls_of_that_replica_that_are_new(make):
         assert is_idle(llm)
 
 
+def test_a_router_that_fails_ends_the_call_and_forgets_its_prompts(make, monkeypatch):
+    with make(3) as llm:
+        router = llm._thread._dispatcher._router
+        choose, asked = router.choose, []
+
+        def fails(owner, tokens):
+            asked.append(tokens.tolist())
+            if len(asked) == 3:
+                raise ZeroDivisionError("a mistake of the router")
+            return choose(owner, tokens)
+
+        monkeypatch.setattr(router, "choose", fails)
+        with pytest.raises(ZeroDivisionError, match="a mistake of the router"):
+            llm.generate(PROMPTS, GREEDY)
+        assert asked == [[97, 97], [98, 98], [99, 99]]
+        assert is_idle(llm)
+        assert texts(llm.generate(PROMPTS, GREEDY)) == [SCRIPT[:12]] * 7
+
+
 def test_many_callers_that_come_and_go(make):
     """Nothing is lost or left behind, whatever the threads do."""
     llm, found, errors = make(4, pause=0.0002), [], []

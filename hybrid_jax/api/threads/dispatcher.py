@@ -87,8 +87,11 @@ class Joint:
 class Part(Call):
     """The prompts of a call that one replica has.
 
-    Attributes:
-        compiled_s: seconds that the replica had compiled when it ended.
+    Args:
+        joint: the whole call.
+        jobs: the prompts.
+        replica: its number.
+        dispatcher: told what begins and ends.
     """
 
     def __init__(self, joint: Joint, jobs: list[Job], replica: int, dispatcher: Dispatcher) -> None:
@@ -200,6 +203,8 @@ class Dispatcher(CommandLoop):
         try:
             parted = self._parted(joint, jobs)
         except BaseException as error:
+            for job in jobs:  # those that had a place already
+                self._let_end(joint.owners[job])
             joint.fail(error)
             return
         for replica, own in parted.items():
