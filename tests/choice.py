@@ -61,7 +61,7 @@ FLOORS = {
     "interpreted": 50,
     "kernels": 1310,
     "layers": 99,
-    "mesh": 75,
+    "mesh": 170,
     "models": 360,
     "openai": 13,
     "parity": 130,

@@ -28,8 +28,16 @@ BUNDLED = {"max_rows": 4, "max_model_len": 512, "prefill_tokens": 32}
 # How prompts for the bundled model begin.
 HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 
-# Tests look into the engine of an LLM. The package itself asks it by name (`api/questions.py`).
-LLM._engine = property(lambda self: self._thread._loop.engine)
+# Tests look into the engine of an LLM. The package itself asks it by name (`api/threads/questions.py`).
+LLM._engine = property(lambda self: engines_of(self)[0])
+
+
+def engines_of(llm):
+    """The engine of each replica."""
+    threads = (
+        llm._thread._dispatcher.threads if hasattr(llm._thread, "_dispatcher") else [llm._thread]
+    )
+    return [thread._loop.engine for thread in threads]
 
 
 def byte_tokenizer():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +13,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.outputs import Delta, RequestOutput
-from hybrid_jax.api.questions import Answer, Question
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.node import MAX_NODES, LookUp, NodeLine, Why
+from hybrid_jax.cluster.router import Decision
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.display import MARK, PALE, bar
 from hybrid_jax.text.prompts import PromptLike, read_prompts
@@ -39,8 +41,21 @@ NO_FILE = {
     IsADirectoryError: "; give the name of a file",
 }
 REMEMBERED = 4096  # requests that can still be explained
-# Tokens of the prompt, those that were skipped, and the look-up.
-SeenRequest = tuple[int, int, LookUp | None]
+
+
+class SeenRequest(NamedTuple):
+    """What the cache did for a prompt.
+
+    Attributes:
+        num_tokens, num_cached: tokens of the prompt, and those that were skipped.
+        look_up: what the cache knew of it; None without a cache.
+        decision: which replica computed it, and why; None where there is one engine.
+    """
+
+    num_tokens: int
+    num_cached: int
+    look_up: LookUp | None
+    decision: Decision | None = None
 
 
 class Totals(NamedTuple):
@@ -62,18 +77,20 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.totals = Totals()
+        self.totals, self._lock = Totals(), threading.Lock()
         self.seen: OrderedDict[str, SeenRequest] = OrderedDict()
 
     def record(self, job: Job) -> None:
-        """Notes a prompt that has ended, and forgets the oldest one if there are too many."""
+        """Notes a prompt that has ended, and forgets the oldest one if there are too many. For threads of engines."""
         request = job.completions[0].request
         num_tokens, num_cached = len(request.prompt), request.hit.num_tokens
         added = num_tokens, num_cached, job.num_tokens
-        self.totals = Totals(*map(sum, zip(self.totals, added, strict=True)))
-        self.seen[job.request_id] = num_tokens, num_cached, request.hit.look_up
-        if len(self.seen) > REMEMBERED:
-            self.seen.popitem(last=False)
+        seen = SeenRequest(num_tokens, num_cached, request.hit.look_up, job.decision)
+        with self._lock:
+            self.totals = Totals(*map(sum, zip(self.totals, added, strict=True)))
+            self.seen[job.request_id] = seen
+            if len(self.seen) > REMEMBERED:
+                self.seen.popitem(last=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +107,8 @@ class CacheExplanation:
         possible_tokens: the most that could have been skipped. The last token is always computed, because it gives the
             logits.
         reason: why the rest was computed.
+        replica: the number of the replica that answered, or finished if it took over; None where there is one engine.
+        why_there: why that one, in words.
     """
 
     request_id: str
@@ -100,6 +119,8 @@ class CacheExplanation:
     reason: str
     loaded_tokens: int = 0
     loaded_from: str = ""
+    replica: int | None = None
+    why_there: str = ""
 
     def _repr_html_(self) -> str:
         hit, known = self.hit_tokens, max(self.matched_tokens, self.hit_tokens)
@@ -119,7 +140,13 @@ class CacheExplanation:
     def __str__(self) -> str:
         return (
             f"request {self.request_id}: {self.hit_tokens} of {self.prompt_tokens} prompt tokens came "
-            f"from the prefix cache; {self.reason}"
+            f"from the prefix cache; {self.reason}{self._where()}"
+        )
+
+    def _where(self) -> str:
+        """Which replica answered, and why."""
+        return (
+            "" if self.replica is None else f". Replica {self.replica} answered: {self.why_there}"
         )
 
 
@@ -182,7 +209,7 @@ class CacheView:
 
     def __init__(
         self,
-        thread: EngineThread,
+        thread: Front,
         seen: Mapping[str, SeenRequest],
         model: ModelConfig,
         config: EngineConfig,
@@ -229,7 +256,7 @@ class CacheView:
                 f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass an "
                 "output of this LLM, or its request_id"
             )
-        tokens, hit, look_up = found
+        tokens, hit, look_up, decision = found
         possible = (tokens - 1) // self._config.grain * self._config.grain
         return CacheExplanation(
             request_id=request_id,
@@ -238,6 +265,8 @@ class CacheView:
             hit_tokens=hit,
             possible_tokens=possible,
             reason=self._reason(hit, possible, look_up),
+            replica=None if decision is None else decision.replica,
+            why_there="" if decision is None else decision.why,
             loaded_tokens=0 if look_up is None else look_up.loaded,
             loaded_from="" if look_up is None else look_up.loaded_from,
         )
@@ -380,7 +409,7 @@ class CacheView:
         past = self._ask(questions.past_requests)
         if past is None:
             raise ValueError("cache.what_if: the cache is off, so nothing was logged; turn it on")
-        if not len(past.log):
+        if not past.num_requests:
             raise ValueError("cache.what_if: no request has finished yet; ask after one has")
         if policy == "off":
             raise ValueError("cache.what_if: policy must keep something, got 'off'")
@@ -389,10 +418,10 @@ class CacheView:
         return WhatIf(
             policy=policy,
             memory=size,
-            requests=len(past.log),
+            requests=past.num_requests,
             hit_rate=past.replay(policy, size),
             present_hit_rate=past.replay(present, arena),
-            measured_hit_rate=past.log.hit_rate,
+            measured_hit_rate=past.hit_rate,
         )
 
     @checks_arguments

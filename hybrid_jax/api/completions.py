@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
+from hybrid_jax.cluster.router import Decision
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
 from hybrid_jax.schedule.drafts import DraftCounts
@@ -133,6 +134,10 @@ class Completion:
             if self.finish_reason == "stop" and isinstance(limit, TokenConstraint) and limit.stuck:
                 self.finish_reason, self.stop_reason = "abort", limit.stuck
 
+    def go_elsewhere(self) -> None:
+        """Goes on in an engine that knows nothing of it, after the tokens that were taken."""
+        self.request = self.request.again(len(self.token_ids))
+
     def output(self) -> CompletionOutput:
         """Everything so far, as the caller gets it."""
         return CompletionOutput(
@@ -161,6 +166,7 @@ class Job:
 
     Attributes:
         error: why it ended early, if its call keeps errors.
+        decision: which replica computes it, and why; None where there is one engine.
     """
 
     def __init__(
@@ -187,6 +193,7 @@ class Job:
         self.num_first_tokens = 0  # those that came together with the first token
         self.finished_time: float | None = None
         self.error: BaseException | None = None
+        self.decision: Decision | None = None
         self.peak_memory_bytes: int | None = None
         self.arrive(0.0)
         self.completions = [
@@ -212,15 +219,38 @@ class Job:
             for sample in range(params.n)
         ]
 
-    def arrive(self, compile_s: float) -> None:
-        """Starts its clock, just before it is given to an engine that has compiled so many seconds."""
-        self.arrival_time = time.perf_counter()
+    def arrive(self, compile_s: float, at: float | None = None) -> None:
+        """Starts its clock, just before it is given to an engine that has compiled so many seconds.
+
+        Args:
+            compile_s: these seconds.
+            at: when it came, if that was not now.
+        """
+        self.arrival_time = time.perf_counter() if at is None else at
         self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compile_s
+
+    def go_elsewhere(self, compile_s: float) -> None:
+        """Leaves an engine that has compiled so many seconds; `reach` says where it goes on."""
+        self._compiled_by_end = compile_s
+        for completion in self.unfinished:
+            completion.go_elsewhere()
+
+    def reach(self, compile_s: float) -> None:
+        """Goes on in another engine, which has compiled so many seconds."""
+        shift = compile_s - self._compiled_by_end
+        self._compiled_at_start += shift
+        self._compiled_by_first += shift
+        self._compiled_by_end = compile_s
+
+    @property
+    def unfinished(self) -> list[Completion]:
+        """Completions that still grow, or have ended with an error."""
+        return [c for c in self.completions if c.finish_reason is None]
 
     @property
     def num_unfinished(self) -> int:
-        """Completions that still grow, or have ended with an error."""
-        return sum(c.finish_reason is None for c in self.completions)
+        """How many are `unfinished`."""
+        return len(self.unfinished)
 
     @property
     def finished(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybrid_jax.api.arguments import checks_arguments
-from hybrid_jax.api.engine_thread import Call, EngineThread, own_error
 from hybrid_jax.api.intake import Intake
 from hybrid_jax.api.outputs import RequestOutput
-from hybrid_jax.api.questions import expect_everything
+from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.questions import expect_everything
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.prompts import Prompts
 
@@ -49,7 +50,7 @@ class Feed:
         thread, intake: of the LLM.
     """
 
-    def __init__(self, thread: EngineThread, intake: Intake) -> None:
+    def __init__(self, thread: Front, intake: Intake) -> None:
         self._thread, self._intake = thread, intake
         self._tickets: list[Ticket] = []
         self._added: list[Ticket] = []  # since the last step

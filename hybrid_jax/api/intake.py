@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from hybrid_jax.api.completions import Job, derive_seed
-from hybrid_jax.api.engine_thread import EngineThread
+from hybrid_jax.api.threads.front import Front
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
@@ -91,7 +91,7 @@ class Intake:
         engine_config: EngineConfig,
         tokenizer: Tokenizer | None,
         defaults: SamplingParams,
-        thread: EngineThread,
+        thread: Front,
     ) -> None:
         self.tokenizer, self.defaults, self.num_requests = tokenizer, defaults, 0
         self._numbering, self._thread = threading.Lock(), thread

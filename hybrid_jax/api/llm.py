@@ -11,11 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import Call, EngineThread, check_process
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.api.intake import Errors, Intake
 from hybrid_jax.api.options import (
@@ -31,9 +29,13 @@ from hybrid_jax.api.overview import device_words, fingerprint, overview
 from hybrid_jax.api.progress_bar import COMPILING, ProgressOption, progress_of, unasked
 from hybrid_jax.api.reading import Reader
 from hybrid_jax.api.stats import Stats
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.engine_thread import EngineThread, check_process
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.replicas import Replicas, router_of
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
-from hybrid_jax.config.mesh import devices_of
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.models.files import BUNDLED, model_folder
@@ -92,9 +94,11 @@ class LLM(Reader):
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
-        mesh: devices that the model is divided over: "tp=4" for the first four, or a `jax.sharding.Mesh` with an axis
-            "tp". Each has a part of every layer (tensor parallelism), and `memory` is then that of each. None for one
-            device.
+        mesh: devices to run on. "tp=4" divides the model over the first four: each has a part of every layer (tensor
+            parallelism). "dp=2" makes two replicas: each has a whole model, rows and a prefix cache of its own, and a
+            prompt goes to one of them. "dp=2,tp=2" makes two replicas of two devices each. A `jax.sharding.Mesh` with
+            axes "dp" and "tp" names the devices. `memory` is then that of each device, and `host_memory` and `max_rows`
+            are those of each replica. Replicas share one `cache_dir`. None for one device.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -165,7 +169,7 @@ class LLM(Reader):
             dtype=dtype,
             progress=unasked(progress, quiet=quiet),
             tokenizer=used_tokenizer,
-            devices=devices_of(mesh),
+            mesh=mesh,
         )
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
@@ -203,7 +207,7 @@ class LLM(Reader):
             settings,
             dtype=dtype,
             tokenizer=own_tokenizer,
-            devices=devices_of(options.get("mesh")),
+            mesh=options.get("mesh"),
         )
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
@@ -223,7 +227,7 @@ class LLM(Reader):
         self._params, self._weight_bytes = started.params, started.weight_bytes
         self._ledger = Ledger()
         self._quiet = quiet
-        self._thread = EngineThread(started.engine, record=self._ledger.record, quiet=quiet)
+        self._thread = _threads(started, self._ledger, quiet=quiet)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(self._thread, self._ledger.seen, config, engine_config, tokenizer)
@@ -560,6 +564,7 @@ class LLM(Reader):
         self._thread.settle()
         own = {
             "requests": self._intake.num_requests,
+            "replicas": self._thread.num_replicas,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
         return Stats(own | self._ledger.totals._asdict() | self._thread.ask(questions.stats))
@@ -583,6 +588,7 @@ class LLM(Reader):
             tokenizer=self._intake.tokenizer,
             unread=self._unread,
             loops=self._thread.ask(questions.about_loops),
+            replicas=self._thread.num_replicas,
         )
 
     @checks_arguments
@@ -656,6 +662,14 @@ class LLM(Reader):
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
+
+
+def _threads(started: Started, ledger: Ledger, *, quiet: bool) -> Front:
+    """What runs calls on one engine, or on several."""
+    engines = started.engines
+    if len(engines) == 1:
+        return EngineThread(engines[0], record=ledger.record, quiet=quiet)
+    return Replicas(engines, record=ledger.record, router=router_of(engines), quiet=quiet)
 
 
 def _starting() -> ModuleType:

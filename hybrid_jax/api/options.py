@@ -128,7 +128,7 @@ def engine_options(
         if name not in known:
             refuse_name("LLM", name, {*known, "mesh", *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
-    options |= mesh._asdict() if mesh.tp != 1 else {}
+    options |= {"tp": mesh.tp} if mesh.tp != 1 else {}
     if "cache_dir" in options:
         folder = options["cache_dir"]
         if not isinstance(folder, str | os.PathLike):

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from hybrid_jax.api.questions import EngineFacts
+from hybrid_jax.api.threads.questions import EngineFacts
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import PALLAS, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.backend import interpreted, said_of_others
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.geometry import (
@@ -41,6 +42,7 @@ def overview(
     tokenizer: Tokenizer | None = None,
     unread: Sequence[str] = (),
     loops: str = "",
+    replicas: int = 1,
 ) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
@@ -51,10 +53,12 @@ def overview(
         stored_dtype: in which dtype most weights are stored, if that is known.
         tokenizer: what reads texts, if anything does.
         unread: what the model's directory has that is not read, a line each.
+        replicas: engines like this one.
         loops: where the loop over the steps of a dispatch runs; "" where there is no choice.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
+    mesh = MeshShape(dp=replicas, tp=config.tp)
     geometry = make_geometry(shard_config(model, config.tp), config)
     made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
@@ -63,7 +67,7 @@ def overview(
     lines = {
         "model": f"{model.family}, {counted(len(model.layers), 'layer')} of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
-        **({"mesh": _mesh(config.tp)} if config.tp > 1 else {}),
+        **({"mesh": _mesh(mesh)} if mesh.num_devices > 1 else {}),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
@@ -120,9 +124,12 @@ def _cut(model: ModelConfig) -> str:
     return said
 
 
-def _mesh(count: int) -> str:
-    """That several devices divide the model."""
-    return f"tp={count}: so many devices divide the model, and sizes are those of each"
+def _mesh(mesh: MeshShape) -> str:
+    """How many devices divide the model, and how many replicas there are."""
+    if mesh.dp == 1:
+        return f"{mesh.words}: so many devices divide the model, and sizes are those of each"
+    each = counted(mesh.tp, "device")
+    return f"{mesh.words}: {mesh.dp} replicas of {each} each; sizes are those of one device"
 
 
 def device_words(device: Device) -> str:

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 import numpy as np
 
-from hybrid_jax.api import questions
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.api.intake import Errors, Intake
 from hybrid_jax.api.progress_bar import ProgressOption
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.front import Front
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import PROMPT_POSITIONS
@@ -306,7 +306,7 @@ class Reader:
 
     model_config: ModelConfig
     _intake: Intake
-    _thread: EngineThread
+    _thread: Front
     _run: Callable[..., list[Any]]
 
     @checks_arguments

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from hybrid_jax.api.engine_thread import wait_for_dropped
 from hybrid_jax.api.options import named_as_llm
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.threads.engine_thread import wait_for_dropped
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.backend import interpreted
+from hybrid_jax.config.mesh import devices_of, read_mesh
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -42,9 +43,11 @@ SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of drop
 
 
 class Started(NamedTuple):
-    """A model in memory and its engine.
+    """A model in memory and its engines.
 
     Attributes:
+        params, weight_bytes: of the first engine.
+        engines: one for each replica.
         stored_dtype: of most of its weights in the files; that of the engine if they were in memory already.
     """
 
@@ -52,8 +55,12 @@ class Started(NamedTuple):
     params: Any
     weight_bytes: int
     engine_config: EngineConfig
-    engine: Engine
+    engines: list[Engine]
     stored_dtype: str
+
+
+# The devices of a replica; None for wherever jax puts arrays.
+Devices = Sequence[jax.Device] | None
 
 
 @named_as_llm()
@@ -65,32 +72,40 @@ def start_folder(
     dtype: str,
     progress: ProgressOption,
     tokenizer: Tokenizer | None,
-    devices: Sequence[jax.Device] | None = None,
+    mesh: Any = None,
 ) -> Started:
-    """Loads the model of a directory, and starts an engine for it.
+    """Loads the model of a directory, and starts an engine for each replica.
 
     Args:
         folder: as `hybrid_jax.weights.load_model` reads it.
         settings: as `engine_options` returns them.
-        dtype, progress: as in `LLM`.
+        dtype, progress, mesh: as in `LLM`.
         tokenizer: whose end token ends answers too.
-        devices: those that the model is divided over if `settings` says so; None for the first ones.
 
     Raises:
         As `LLM`.
     """
     opened = open_with_drafter(folder, settings.get("speculation"))
-    stored_dtype, device = opened.config.dtype, first_device()
-    dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
-    wait_for_dropped(SECONDS_FOR_DROPPED)
-    engine_config = choose_engine_config(opened.config, settings, dtype=dtype)
-    programs, used = enable_compile_cache(device=device), _dividing(engine_config, devices)
+    stored_dtype, replicas = opened.config.dtype, _replicas(opened.config, settings, mesh)
+    with _on(replicas[0]):
+        device = first_device()
+        dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
+        wait_for_dropped(SECONDS_FOR_DROPPED)
+        engine_config = choose_engine_config(
+            opened.config, settings, dtype=dtype, sharing=len(replicas)
+        )
+        programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
+    loaded = []
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-        put = None if used is None else Placing(used)
-        config, params = opened.load(dtype=cast(Dtype, dtype), progress=report, put=put)
+        for index, devices in enumerate(replicas):
+            put = Placing(devices) if devices is not None and engine_config.tp > 1 else None
+            shown = functools.partial(_nth_of, report, index, len(replicas))
+            with _on(devices):
+                config, params = opened.load(dtype=cast(Dtype, dtype), progress=shown, put=put)
+            loaded.append(params)
     config = with_end_token(config, tokenizer)
-    return _started(config, params, engine_config, programs, stored_dtype, used)
+    return _started(config, loaded, engine_config, programs, stored_dtype, replicas)
 
 
 @named_as_llm()
@@ -102,22 +117,57 @@ def start_params(
     *,
     dtype: str,
     tokenizer: Tokenizer | None,
-    devices: Sequence[jax.Device] | None = None,
+    mesh: Any = None,
 ) -> Started:
-    """Starts an engine for weights that are in memory already. The arguments are those of `start_folder`.
+    """Starts engines for weights that are in memory already. The arguments are those of `start_folder`.
 
     Raises:
         As `LLM`.
     """
-    programs = enable_compile_cache(device=first_device())
+    replicas = _replicas(config, settings, mesh)
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
     second = open_second(config, settings.get("speculation"))
-    config, params = add_second(config, params, second, dtype=dtype)
-    engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
+    given, loaded = config, []
+    for devices in replicas:
+        with _on(devices):
+            own = params
+            if devices is not None and settings.get("tp", 1) == 1:
+                own = jax.device_put(params, devices[0])
+            config, own = add_second(given, own, second, dtype=dtype)
+        loaded.append(own)
+    with _on(replicas[0]):
+        programs = enable_compile_cache(device=first_device())
+        engine_config = choose_engine_config(
+            config, settings, dtype=dtype, params=loaded[0], sharing=len(replicas)
+        )
     config = with_end_token(config, tokenizer)
-    used = _dividing(engine_config, devices)
-    return _started(config, params, engine_config, programs, dtype, used)
+    return _started(config, loaded, engine_config, programs, dtype, replicas)
+
+
+def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> list[Devices]:
+    """The devices of each replica.
+
+    Raises:
+        ValueError: as `shard_config` and `first_devices`.
+    """
+    shape = read_mesh(mesh)
+    shard_config(drafting_model(config, settings.get("speculation")), shape.tp)
+    if (named := devices_of(mesh)) is not None:
+        return [*named]
+    return [None] if shape.num_devices == 1 else [*first_devices(shape)]
+
+
+def _on(devices: Devices) -> AbstractContextManager[None]:
+    """Has jax put arrays on the first device of a replica."""
+    return nullcontext() if devices is None else own_settings(jax_default_device=devices[0])
+
+
+def _nth_of(
+    report: Callable[[int, int], None], index: int, count: int, done: int, total: int
+) -> None:
+    """Reports what is done of the `index`-th of `count` equal parts."""
+    report(index * total + done, count * total)
 
 
 def with_end_token(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
@@ -139,20 +189,13 @@ def _of_32_bits(leaf: Any) -> Any:
     return leaf if leaf.dtype == dtype else jax.device_put(np.asarray(leaf).astype(dtype))
 
 
-def _dividing(
-    engine: EngineConfig, devices: Sequence[jax.Device] | None
-) -> Sequence[jax.Device] | None:
-    """The devices that divide the model; None for one device."""
-    return (devices or first_devices(engine.tp)) if engine.tp > 1 else None
-
-
 def _started(
     config: ModelConfig,
-    params: Any,
+    loaded: Sequence[Any],
     engine_config: EngineConfig,
     programs: Path | None,
     stored_dtype: str,
-    devices: Sequence[jax.Device] | None,
+    replicas: Sequence[Devices],
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -160,17 +203,46 @@ def _started(
         LOG.warning(
             "%s is set: programs are slow, and their last bits may differ; unset it", UNOPTIMIZED
         )
-    device = first_device()
-    if slow := interpreted(engine_config.kernels, device.platform):
+    engines: list[Engine] = []
+    try:
+        for params, devices in zip(loaded, replicas, strict=True):
+            with _on(devices):
+                engine = _engine(
+                    config, params, engine_config, programs, devices, sharing=len(replicas)
+                )
+                engines.append(engine)
+    except BaseException:
+        for engine in engines:
+            engine.close()
+        raise
+    if slow := interpreted(engine_config.kernels, engines[0].device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
+    size = held_bytes(loaded[0])
+    return Started(config, loaded[0], size, engine_config, engines, stored_dtype)
+
+
+def _engine(
+    config: ModelConfig,
+    params: Any,
+    engine_config: EngineConfig,
+    programs: Path | None,
+    devices: Devices,
+    *,
+    sharing: int,
+) -> Engine:
+    device, divide = first_device(), devices if engine_config.tp > 1 else None
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-        store = open_store(programs, device, devices or ())
-        engine = Engine(config, params, engine_config, store, devices)
-    return Started(config, params, held_bytes(params), engine_config, engine, stored_dtype)
+        store = open_store(programs, device, divide or ())
+        return Engine(config, params, engine_config, store, divide, sharing=sharing)
 
 
 def choose_engine_config(
-    model: ModelConfig, options: Mapping[str, Any], *, dtype: str, params: Any = None
+    model: ModelConfig,
+    options: Mapping[str, Any],
+    *,
+    dtype: str,
+    params: Any = None,
+    sharing: int = 1,
 ) -> EngineConfig:
     """An engine's settings on this device. Refuses a model that does not fit its memory, before anything is allocated.
 
@@ -179,6 +251,7 @@ def choose_engine_config(
         options: as `engine_options` returns them.
         dtype: of the weights.
         params: the weights if they are in memory already; None for those that are about to be read.
+        sharing: engines that share the memory of a host.
 
     Raises:
         ValueError: as `require_room` and `split_memory`.
@@ -186,7 +259,7 @@ def choose_engine_config(
     shards = options.get("tp", 1)
     model = shard_config(drafting_model(model, options.get("speculation")), shards)
     held = None if params is None or shards > 1 else held_bytes(params)
-    device = this_device(held=held or 0, shards=shards)
+    device = this_device(held=held or 0, shards=shards * sharing)
     choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
     engine = choose({})
     require_room(find_room(model, engine, device, held=held, choose=choose))

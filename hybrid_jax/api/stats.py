@@ -13,6 +13,7 @@ from hybrid_jax.display import html_table
 MEANINGS: dict[str, dict[str, str]] = {
     "Requests and tokens": {
         "requests": "prompts so far, those of `score` and `embed` too",
+        "replicas": "engines that answer, now; all other numbers are sums over them",
         "prompt_tokens": "prompt tokens of finished requests",
         "cached_tokens": "how many of these came from the prefix cache",
         "generated_tokens": "new tokens of finished requests; one for each prompt of `score` and `embed`",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 
-from hybrid_jax.api.questions import WarmUpProgram
+from hybrid_jax.api.threads.questions import WarmUpProgram
 from hybrid_jax.process.ending import pool_of_threads
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,20 +81,14 @@ class Decision(NamedTuple):
     @property
     def why(self) -> str:
         """In words."""
-        where = {ARENA: "has", PROMISED: "is computing"}.get(self.tier, "can load")
-        had = (
-            f"it {where} {self.hit_len} of {self.num_tokens} tokens"
-            if self.hit_len
-            else "it has nothing of it"
-        )
-        waits = (
-            "nothing waits there"
-            if not self.queued
-            else f"{self.queued / 1e12:.3g} TFLOP wait there"
-        )
-        said = f"replica {self.replica}: {had}, and {waits}"
+        where = {ARENA: "had", PROMISED: "was computing"}.get(self.tier, "could load")
+        had = "it had nothing of the prompt"
+        if self.hit_len:
+            had = f"it {where} {self.hit_len} of {self.num_tokens} tokens"
+        waited = f"{self.queued / 1e12:.3g} TFLOP waited" if self.queued else "nothing waited"
+        said = f"{had}, and {waited} there"
         if self.home is not None and self.home != self.replica:
-            said += f"; replica {self.home}, where prompts like it went before, has more to do"
+            said += f"; replica {self.home}, where such prompts went before, had more to do"
         return said
 
 
@@ -176,6 +170,11 @@ class Router:
         """The replicas that have not left."""
         return [replica for replica, load in enumerate(self._loads) if load.present]
 
+    @property
+    def num_live(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._requests)
+
     # --- requests -------------------------------------------------------------------------------
 
     def choose(self, owner: str, tokens: np.ndarray, *, limit: int | None = None) -> Decision:
@@ -218,21 +217,29 @@ class Router:
         with self._lock:
             self._check(owners)
             self._read_news()
-            free: set[int] = set(self.present)
-            if len(given) < MANY * len(free) or len(free) < 2:
-                for index in prefix_order(given, self.model.grain):
-                    tokens = given[index]
-                    chosen[owners[index]] = self._choose(owners[index], tokens, len(tokens) - 1)
-                return chosen
-            for indices in part(given, len(free), self.model.costs, self.model.grain):
-                only = self._best_for([given[index] for index in indices], free)
-                free.discard(only)
-                for index in indices:
-                    tokens = given[index]
-                    chosen[owners[index]] = self._choose(
-                        owners[index], tokens, len(tokens) - 1, only
-                    )
+            try:
+                for indices, only in self._parts(given):
+                    for index in indices:
+                        tokens = given[index]
+                        chosen[owners[index]] = self._choose(
+                            owners[index], tokens, len(tokens) - 1, only
+                        )
+            except BaseException:
+                for owner in chosen:
+                    self._ended(owner)
+                raise
         return chosen
+
+    def _parts(self, prompts: Sequence[np.ndarray]) -> Iterator[tuple[list[int], int | None]]:
+        """Prompts in the order to choose for them, with the replica of each part, if they are parted."""
+        free = set(self.present)
+        if len(prompts) < MANY * len(free) or len(free) < 2:
+            yield prefix_order(prompts, self.model.grain), None
+            return
+        for indices in part(prompts, len(free), self.model.costs, self.model.grain):
+            only = self._best_for([prompts[index] for index in indices], free)
+            free.discard(only)
+            yield indices, only
 
     def _best_for(self, prompts: Sequence[np.ndarray], free: set[int]) -> int:
         """The one of some replicas that has most of these prompts and least to do."""

@@ -5,48 +5,75 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+DP = "dp"  # the axis of replicas
 TP = "tp"  # the axis along which a model is divided
-AXES = (TP,)
+AXES = (DP, TP)
+LIKE = "like 'tp=4', 'dp=2' or 'dp=2,tp=2'"
 
 
 class MeshShape(NamedTuple):
     """Devices along each axis.
 
     Attributes:
-        tp: those that one model is divided over (tensor parallelism).
+        dp: replicas, each with a whole model on devices of its own. It is no axis of a program.
+        tp: devices that each model is divided over (tensor parallelism).
     """
 
+    dp: int = 1
     tp: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """All of them."""
+        return self.dp * self.tp
+
+    @property
+    def words(self) -> str:
+        """As callers write it: the axes that have more than one device."""
+        return ",".join(f"{axis}={size}" for axis, size in self._asdict().items() if size > 1)
 
 
 def read_mesh(mesh: Any) -> MeshShape:
-    """The shape of a mesh: None for one device, "tp=4", or a `jax.sharding.Mesh` whose axes have these names.
+    """The shape of a mesh: None for one device, "dp=2,tp=4", or a `jax.sharding.Mesh` whose axes have these names.
 
     Raises:
         ValueError: it is nothing of that, or has other axes.
 
     Example:
-        >>> read_mesh("tp=4")
-        MeshShape(tp=4)
+        >>> read_mesh("dp=2, tp=4"), read_mesh("tp=4").words
+        (MeshShape(dp=2, tp=4), 'tp=4')
     """
     if mesh is None:
         return MeshShape()
     if isinstance(mesh, str):
-        found = re.fullmatch(r"\s*tp\s*=\s*(\d+)\s*", mesh)
-        if found is None or not (count := int(found[1])):
-            raise ValueError(f"LLM: mesh must be like 'tp=4', got {mesh!r}")
-        return MeshShape(tp=count)
+        return MeshShape(**_sizes(mesh))
     shape: Any = getattr(mesh, "shape", None)
     if not hasattr(mesh, "devices") or not hasattr(shape, "items"):
-        raise ValueError(f"LLM: mesh must be like 'tp=4', or a jax.sharding.Mesh, got {mesh!r}")
+        raise ValueError(f"LLM: mesh must be {LIKE}, or a jax.sharding.Mesh, got {mesh!r}")
     sizes = dict(shape.items())
     if others := [name for name, size in sizes.items() if name not in AXES and size != 1]:
         raise ValueError(
-            f"LLM: the axis of mesh must be named {TP!r}, got {', '.join(map(repr, others))} in {sizes}"
+            f"LLM: the axes of mesh must be named {DP!r} and {TP!r}, got {', '.join(map(repr, others))} in {sizes}"
         )
-    return MeshShape(tp=sizes.get(TP, 1))
+    return MeshShape(**{axis: sizes.get(axis, 1) for axis in AXES})
 
 
-def devices_of(mesh: Any) -> list[Any] | None:
-    """The devices of a `jax.sharding.Mesh` in order; None if they are not named."""
-    return None if mesh is None or isinstance(mesh, str) else list(mesh.devices.flat)
+def _sizes(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        axis = re.fullmatch(r"\s*(dp|tp)\s*=\s*([0-9]+)\s*", part)
+        if axis is None or axis[1] in found or not int(axis[2]):
+            raise ValueError(f"LLM: mesh must be {LIKE}, got {text!r}")
+        found[axis[1]] = int(axis[2])
+    return found
+
+
+def devices_of(mesh: Any) -> list[list[Any]] | None:
+    """The devices of each replica of a `jax.sharding.Mesh`, in order; None if they are not named."""
+    if mesh is None or isinstance(mesh, str):
+        return None
+    shape, names = read_mesh(mesh), list(mesh.axis_names)
+    own = [names.index(axis) for axis in AXES if axis in names]
+    others = [place for place in range(len(names)) if place not in own]  # of one device each
+    found: list[list[Any]] = mesh.devices.transpose(*own, *others).reshape(shape).tolist()
+    return found

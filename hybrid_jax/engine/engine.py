@@ -16,7 +16,9 @@ import numpy as np
 
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.prefix_order import prefix_order
+from hybrid_jax.cache.tree.span_tree import Watcher
 from hybrid_jax.config import Backend, EngineConfig, ModelConfig
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine import damage
@@ -66,6 +68,7 @@ class Engine:
         devices: those that the model is divided over if `engine_config.tp` is not 1; None for the first ones.
         side: in place of a tier on disk, the end of what goes to another engine, or comes from it: makes it of the
             engine's geometry and form.
+        sharing: engines that share the memory of a host: this one and its replicas.
 
     Attributes:
         shards: these devices; None for one.
@@ -83,6 +86,7 @@ class Engine:
         store: ProgramStore | None = None,
         devices: Sequence[jax.Device] | None = None,
         side: Callable[[Geometry, Form], Disk] | None = None,
+        sharing: int = 1,
     ) -> None:
         config = drafting_model(config, engine_config.speculation)
         self.config, self.engine_config = config, engine_config
@@ -91,7 +95,7 @@ class Engine:
             config, params = self.shards.local, self.shards.place(params)
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
-        self.device = this_device(held=held, shards=engine_config.tp)
+        self.device = this_device(held=held, shards=engine_config.tp * sharing)
         self._place = place = device_of(params) if self.shards is None else self.shards.first
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
@@ -142,13 +146,16 @@ class Engine:
         self._next: Plan | None = None
         self._live: dict[str, Request] = {}
         self._books_open = False
+        self._watcher: Watcher | None = None
         self.listed: dict[tuple[bool, bool], list[WarmUp]] = {}
 
     def _divide(self, devices: Sequence[jax.Device] | None) -> Shards | None:
         count = self.engine_config.tp
         if count == 1:
             return None
-        return Shards(self.config, first_devices(count) if devices is None else devices)
+        if devices is None:
+            [devices] = first_devices(MeshShape(tp=count))
+        return Shards(self.config, devices)
 
     def own_settings(self) -> contextlib.AbstractContextManager[None]:
         """Jax's settings for the thread that runs this engine: its own, on the device of the weights."""
@@ -301,6 +308,7 @@ class Engine:
         for request in self._live.values():
             request.output.go_back(request.notes.num_reported)
         self.scheduler = self.scheduler.restarted(self._live.values())
+        self._watch()
 
     # --- one prefix -------------------------------------------------------------------------------
 
@@ -367,6 +375,22 @@ class Engine:
             raise ValueError(f"there is no room for the prefix of {file}; raise memory")
         return len(tokens)
 
+    def cached_tokens(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens of a prompt the arena can resume after."""
+        tree = self.scheduler.memory.tree
+        if tree is None:
+            return 0
+        return tree.match(np.asarray(tokens, np.int32), least=0).found[ARENA].hit_len
+
+    def cached_tokens_of(self, file: Path) -> int:
+        """`cached_tokens` of the prompt in a file; 0 if the file cannot be loaded."""
+        try:
+            return self.cached_tokens(
+                read_prefix(file, self.root, self.form).arrays[TOKENS].tolist()
+            )
+        except (ValueError, OSError):
+            return 0
+
     def _require_cache(self) -> None:
         if self.scheduler.memory.tree is None:
             raise ValueError("the cache is off; choose a policy for it")
@@ -409,6 +433,16 @@ class Engine:
             except LoopFailed:
                 self._start_over()
                 run()
+
+    def watch_cache(self, watcher: Watcher) -> None:
+        """Has somebody told where prompts can resume: now, and whenever that changes, in the thread of `step`."""
+        self._watcher = watcher
+        self._watch()
+
+    def _watch(self) -> None:
+        tree = self.scheduler.memory.tree
+        if self._watcher is not None and tree is not None:
+            tree.watch(self._watcher)
 
     def expect_everything(self) -> None:
         """Says that requests to come will ask for more than tokens: programs compiled from now on can do everything."""

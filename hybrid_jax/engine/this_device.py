@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
@@ -18,7 +19,8 @@ def this_device(*, held: int, shards: int = 1) -> Device:
     Args:
         held: bytes of the model's weights that are in memory already. All else that an accelerator holds is taken off
             its memory.
-        shards: devices that a model is divided over. Those of a host are one processor, and share its memory.
+        shards: devices that this model is divided over, and those of its replicas. Those of a host are one processor,
+            and share its memory.
 
     Raises:
         ValueError: jax was told to run on something that it cannot use.
@@ -83,19 +85,22 @@ def first_device() -> jax.Device:
         ) from error
 
 
-def first_devices(count: int) -> list[jax.Device]:
-    """`first_device`, and as many of those after it as make `count`.
+def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
+    """The devices of each replica: `first_device`, and those after it.
 
     Raises:
         ValueError: there are fewer.
     """
-    first = first_device()
+    first, count = first_device(), shape.num_devices
     found = [device for device in jax.devices(first.platform) if device.id >= first.id]
     if len(found) < count:
+        sizes = {axis: size for axis, size in shape._asdict().items() if size > 1}
+        parts = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         raise ValueError(
-            f"EngineConfig: mesh needs {count} devices, and jax has {len(found)} from {first} on; lower tp"
+            f"EngineConfig: mesh needs {count} devices ({parts}), and jax has {len(found)} from {first} on; lower "
+            f"{' or '.join(sizes)}"
         )
-    return found[:count]
+    return [found[start : start + shape.tp] for start in range(0, count, shape.tp)]
 
 
 def peak_memory_bytes(device: jax.Device) -> int | None:

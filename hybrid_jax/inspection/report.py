@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,8 @@ def inspect_model(
             not known.
         checkpoints: as in `CacheConfig`.
         host_memory: as in `LLM`. On a CPU it lies in the same memory, and counts.
-        mesh: devices like this one that divide the model, such as "tp=2"; None for one. Sizes and costs are then those
-            of each.
+        mesh: devices like this one that divide the model, such as "tp=2", or replicas of it, such as "dp=2,tp=2"; None
+            for one. Sizes and costs are then those of each device.
 
     Raises:
         TypeError: an option has another name. The message has the name that was probably meant.
@@ -116,7 +117,8 @@ def inspect_model(
     """
     plain = read_config(model if model is not None else BUNDLED)
     whole = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
-    shards = read_mesh(mesh).tp
+    shape = read_mesh(mesh)
+    shards = shape.tp
     config = shard_config(whole, shards)
     size = None if device_memory is None else parse_size(device_memory, name="device_memory")
     if size is not None and size < LEAST_MEMORY:
@@ -124,6 +126,8 @@ def inspect_model(
             f"device_memory: {device_memory} are {format_size(size)}, which no device has; give a unit, such as 24GB"
         )
     where = _device(device, size, capability)
+    if where.is_host and where.num_bytes is not None:  # all devices of a host share its memory
+        where = replace(where, num_bytes=where.num_bytes // shape.num_devices)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
         "host_memory": None if host_memory is None else parse_size(host_memory, name="host_memory"),
@@ -144,7 +148,7 @@ def inspect_model(
     require_pinned(engine, where)
     found = model_facts(config, engine, where, choose)
     found |= {"left_out": [], "weights_problem": None}
-    found["parameters"] = weight_count(whole)
+    found["parameters"], found["replicas"] = weight_count(whole), shape.dp
     if folder is not None and folder.is_dir():
         found["left_out"] = left_out(folder)
         # orbax has those of a stored model, and a model with a cut names another directory
@@ -212,7 +216,7 @@ class ModelReport(dict[str, Any]):
         told = {
             device: _fits_device(self),
             **({"card": _card(self)} if self["platform"] == "gpu" else {}),
-            **({"mesh": _mesh(self["shards"])} if self["shards"] > 1 else {}),
+            **_mesh(self["replicas"], self["shards"]),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
@@ -287,8 +291,18 @@ class ModelReport(dict[str, Any]):
         return told
 
 
-def _mesh(shards: int) -> str:
-    return f"{shards} devices divide it; all sizes and costs below are those of each, but for the parameters"
+def _mesh(replicas: int, shards: int) -> dict[str, str]:
+    """A line on devices, if there are several."""
+    if replicas == shards == 1:
+        return {}
+    said = "all sizes and costs below are those of each, but for the parameters"
+    if replicas == 1:
+        said = f"{shards} devices divide it; {said}"
+    elif shards == 1:
+        said = f"{replicas} replicas of one device each; all sizes and costs below are those of one"
+    else:
+        said = f"{replicas} replicas, each divided over {shards} devices; {said.replace('each', 'each device')}"
+    return {"mesh": said}
 
 
 def _fits_device(found: dict[str, Any]) -> str:

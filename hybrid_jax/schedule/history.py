@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -30,18 +31,44 @@ class PastRequests:
         log: the requests.
         blocks: what a block between two resume points costs.
         capacity: bytes of the arena that they ran on.
+        others: those of the engine's replicas, each of which has an arena of this size.
     """
 
     log: RequestLog
     blocks: Costs
     capacity: int
+    others: tuple[PastRequests, ...] = ()
+
+    @property
+    def num_requests(self) -> int:
+        """How many there are."""
+        return sum(len(past.log) for past in (self, *self.others))
+
+    @property
+    def hit_rate(self) -> float:
+        """Tokens that were skipped per token of the prompts."""
+        return self._mean(lambda past: past.log.hit_rate)
 
     def replay(self, policy: str, capacity: int) -> float:
         """Token hit rate of the requests under a policy, with a cache of `capacity` bytes.
 
+        Requests of replicas are replayed each on a cache of its own.
+
         Raises:
             ValueError: the capacity is less than a checkpoint and its pages.
         """
+        return self._mean(lambda past: past._replay(policy, capacity))
+
+    def _mean(self, rate: Callable[[PastRequests], float]) -> float:
+        """A rate of all requests, by the tokens of their prompts."""
+        if not self.others:
+            return rate(self)
+        parts = (self, *self.others)
+        tokens = [sum(request.num_tokens for request in past.log) for past in parts]
+        found = sum(count * rate(past) for count, past in zip(tokens, parts, strict=True))
+        return found / max(1, sum(tokens))
+
+    def _replay(self, policy: str, capacity: int) -> float:
         grain, costs = self.log.grain, self.blocks
         least = costs.prefix_bytes(1)
         if capacity < least:

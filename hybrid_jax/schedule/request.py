@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -206,6 +206,23 @@ class Request:
                 output.pooled = np.concatenate([before[:start], hidden])
             else:
                 output.pooled = before + hidden
+
+    def again(self, num_tokens: int) -> Request:
+        """The same request with the first tokens of its output, for an engine that knows nothing of it.
+
+        The engine that has it now may still write to this one.
+        """
+        new = replace(self)
+        new.output.token_ids += self.output.token_ids[:num_tokens]
+        new.output.logprobs += self.output.logprobs[:num_tokens]
+        new.output.prompt_logprobs[:] = self.output.prompt_logprobs
+        new.output.pooled = self.output.pooled
+        new.hit.num_tokens, new.hit.look_up = self.hit.num_tokens, self.hit.look_up
+        new.course.num_preemptions = self.course.num_preemptions
+        new.course.without_drafts = self.course.without_drafts
+        new.course.drafts.windows += self.course.drafts.windows
+        new.notes.num_reported = num_tokens
+        return new
 
     @property
     def tokens(self) -> list[int]:

@@ -13,6 +13,7 @@ import numpy as np
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.config import XLA, Attention, ModelConfig, residual_layer
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.costs import Costs
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.this_device import peak_memory_bytes
 from hybrid_jax.schedule.request import Request, TokenLogprobs
@@ -51,7 +52,7 @@ class FakeEngine:
     max_len = 200
     own_settings = staticmethod(contextlib.nullcontext)
 
-    def __init__(self, config, params, engine_config, store=None, devices=None):
+    def __init__(self, config, params, engine_config, store=None, devices=None, sharing=1):
         self.config, self.engine_config = config, engine_config
         self.max_model_len = min(engine_config.max_model_len or self.max_len, self.max_len)
         self.longest_prompt = self.max_model_len
@@ -84,7 +85,12 @@ class FakeEngine:
         tree = SimpleNamespace(root=root)
         off = engine_config.cache.policy == "off"
         memory = SimpleNamespace(tree=None if off else tree, below=None, on_disk=None)
-        self.scheduler = SimpleNamespace(memory=memory)
+        costs = Costs(flops_per_token=1e6, flops_per_key=0, kv_bytes=1, checkpoint_bytes=1)
+        self.scheduler = SimpleNamespace(memory=memory, costs=costs)
+        self.geometry = SimpleNamespace(grain=engine_config.grain, has_state=True)
+
+    def watch_cache(self, watcher):
+        """Nothing ever changes."""
 
     def order(self, prompts):
         return list(range(len(prompts)))

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.api import engine_thread
+from hybrid_jax.api.threads import calls, front
 from tests.api.fake_engine import GREEDY, SCRIPT
 
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=5)
@@ -165,7 +165,7 @@ def test_an_error_of_one_text_is_that_of_its_call(llm, slow):
 
 
 def test_only_so_many_streams_may_wait_for_their_first_token(llm, slow, monkeypatch):
-    monkeypatch.setattr(engine_thread, "MAX_WAITING", 3)
+    monkeypatch.setattr(front, "MAX_WAITING", 3)
     message = "LLM: 3 streams wait for their first token, the most that may; begin more once some of them have one"
 
     async def main():
@@ -183,7 +183,7 @@ def test_only_so_many_streams_may_wait_for_their_first_token(llm, slow, monkeypa
 
 
 def test_a_stream_that_has_a_token_waits_no_longer(llm, monkeypatch):
-    monkeypatch.setattr(engine_thread, "MAX_WAITING", 1)
+    monkeypatch.setattr(front, "MAX_WAITING", 1)
 
     async def main():
         async with contextlib.aclosing(llm.astream("ab", SamplingParams(max_tokens=90))) as deltas:
@@ -202,4 +202,4 @@ def test_texts_that_wait_when_the_llm_is_closed_say_so(llm, slow):
         slow.goes_on.set()
         return await asyncio.gather(*tasks, read(unread), return_exceptions=True)
 
-    assert {str(error) for error in asyncio.run(main())} == {engine_thread.CLOSED}
+    assert {str(error) for error in asyncio.run(main())} == {calls.CLOSED}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_jax.api.cache_view import CacheView
+from hybrid_jax.api.cache_view import CacheView, SeenRequest
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.cache.tree.node import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
@@ -40,7 +40,8 @@ class Asked:
         request = self.engine.add(prompt, max_tokens=1)
         self.engine.run()
         hit = request.hit.num_tokens
-        self.seen[request.request_id] = len(request.prompt), hit, request.hit.look_up
+        seen = SeenRequest(len(request.prompt), hit, request.hit.look_up)
+        self.seen[request.request_id] = seen
         return str(self.view.explain(request.request_id))
 
 
@@ -55,7 +56,7 @@ def told(why, *, hit_len=32, match_len=100, **more):
         policy="lru",
         **more,
     )
-    seen["7"] = 200, hit_len, look_up
+    seen["7"] = SeenRequest(200, hit_len, look_up)
     return view.explain("7").reason
 
 

@@ -17,7 +17,7 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import progress_bar
 from hybrid_jax.api.progress_bar import progress_of, show_compiling
-from hybrid_jax.api.questions import all_logprobs
+from hybrid_jax.api.threads.questions import all_logprobs
 from hybrid_jax.engine.programs.compiling import Compiling, Needed, Program, signature_of
 from hybrid_jax.engine.programs.programs import Programs
 from tests.api.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
@@ -185,7 +185,7 @@ def test_a_bar_says_it_itself(compiling, look, monkeypatch):
         table, *lines = bar.get_renderables()
         said.append([bar.tasks[0].description, *map(str, lines)])
 
-    monkeypatch.setattr("hybrid_jax.api.engine_thread.show_compiling", watched)
+    monkeypatch.setattr("hybrid_jax.api.threads.loop.show_compiling", watched)
     compiling.generate("ab", GREEDY, progress=True)
     assert said == [
         ["generating", words(1)],

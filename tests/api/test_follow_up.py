@@ -8,8 +8,9 @@ import pytest
 
 from hybrid_jax import RequestOutputKind, SamplingParams
 from hybrid_jax.api.completions import Job
-from hybrid_jax.api.engine_thread import Call, _Loop
 from hybrid_jax.api.feed import Ticket
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.cache.tree.node import Why
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.constraints import TokenLimits
@@ -75,7 +76,7 @@ class Caller:
 
     def __init__(self, **options):
         self.engine = Simulated(**options)
-        self.loop = _Loop(self.engine, lambda job: None, quiet=True)
+        self.loop = Loop(self.engine, lambda job: None, quiet=True)
         self.num_requests = 0
 
     def job(self, prompt, **params):

@@ -16,8 +16,10 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import starting
-from hybrid_jax.api.engine_thread import Call, Command, EngineThread
 from hybrid_jax.api.feed import Feed
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.text.incremental import IncrementalDecoder
 from tests.api.fake_engine import GREEDY, SCRIPT, texts
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api import questions
 from hybrid_jax.api.overview import overview
+from hybrid_jax.api.threads import questions
 from hybrid_jax.machine import peak_resident_bytes
 from tests.api.fake_engine import GREEDY
 from tests.tiny_models import tiny_engine
@@ -107,6 +107,7 @@ def test_stats_count_what_was_done(llm):
     llm.generate(["ab", "cde"], GREEDY)
     assert llm.stats() == {
         "requests": 2,
+        "replicas": 1,
         "prompt_tokens": 5,
         "cached_tokens": 0,
         "generated_tokens": 24,

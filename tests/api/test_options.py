@@ -156,7 +156,11 @@ def test_numbers_of_numpy_become_pythons_own():
         ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
         ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
-        ({"mesh": "2"}, ValueError, "LLM: mesh must be like 'tp=4', got '2'"),
+        (
+            {"mesh": "2"},
+            ValueError,
+            "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got '2'",
+        ),
         ({"tp": 2}, TypeError, "did you mean mesh .like 'tp=4'"),
         ({"mesh": "tp=64"}, ValueError, "num_heads of .* layers must be a multiple of the devices"),
         ({"host_memory": "2 lots"}, ValueError, "host_memory: a size must look like 5GB"),
@@ -392,7 +396,7 @@ def make_recurrent(make_llm):
     ],
 )
 def test_a_device_without_room_says_what_to_lower(make_llm, monkeypatch, error):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise error
 
     monkeypatch.setattr(starting, "Engine", refuse)
@@ -403,7 +407,7 @@ def test_a_device_without_room_says_what_to_lower(make_llm, monkeypatch, error):
 
 
 def test_other_errors_of_the_device_pass(make_llm, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
     monkeypatch.setattr(starting, "Engine", refuse)

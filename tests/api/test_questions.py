@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.api import questions
-from hybrid_jax.api.engine_thread import EngineThread
-from hybrid_jax.api.questions import LISTED, QUESTIONS, Question
+from hybrid_jax.api.threads import questions
+from hybrid_jax.api.threads.engine_thread import EngineThread
+from hybrid_jax.api.threads.questions import LISTED, QUESTIONS, Question
 from hybrid_jax.config import SpeculationConfig
 from tests.api.fake_engine import GREEDY
 from tests.llms import tiny_llm
@@ -85,7 +85,12 @@ def test_only_the_engines_thread_and_the_questions_name_the_engine(root):
         if re.search(r"\bengine\.engine\b|lambda engine", path.read_text())
     }
     assert naming == {
-        f"api/{name}.py" for name in ("completions", "engine_thread", "questions", "starting")
+        f"api/{name}.py"
+        for name in (
+            "completions",
+            "starting",
+            *(f"threads/{n}" for n in ("loop", "engine_thread", "questions", "replicas")),
+        )
     }
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api.questions import WarmUpProgram
+from hybrid_jax.api.threads.questions import WarmUpProgram
 from hybrid_jax.api.warm_up import warm_up
 from tests.tiny_models import tiny_model
 

@@ -375,7 +375,7 @@ def test_json_keeps_characters_that_stdout_cannot_show(monkeypatch):
 
 
 def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     monkeypatch.setattr("hybrid_jax.api.starting.Engine", refuse)

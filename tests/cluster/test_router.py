@@ -105,7 +105,7 @@ def test_a_prompt_under_way_counts_as_what_it_will_leave():
         found.choose(f"x{number}", tokens(100 + number, 600))
     again = found.choose("b", np.concatenate((prompt, tokens(1, 40))))
     assert (again.replica, again.tier, again.hit_len) == (first.replica, PROMISED, 512)
-    assert "is computing 512 of 640 tokens" in again.why
+    assert "it was computing 512 of 640 tokens" in again.why
     finish(found, "a", "b")
     found.check_invariants()
     assert not found.marks.of(first.replica, PROMISED)
@@ -133,12 +133,10 @@ def test_a_full_replica_is_passed_over():
 def test_a_decision_says_why():
     found, prompt = router(2), tokens(0, 300)
     has(found, 1, prompt, 256)
-    assert found.choose("a", prompt).why == (
-        "replica 1: it has 256 of 300 tokens, and nothing waits there"
-    )
-    assert found.choose("b", tokens(5, 2000)).why.startswith("replica 0: it has nothing of it")
+    assert found.choose("a", prompt).why == ("it had 256 of 300 tokens, and nothing waited there")
+    assert found.choose("b", tokens(5, 2000)).why.startswith("it had nothing of the prompt")
     busy = found.choose("c", np.concatenate((prompt[:256], tokens(1, 10))))
-    assert "0.044 TFLOP wait there" in busy.why, busy.why
+    assert "0.044 TFLOP waited there" in busy.why, busy.why
 
 
 # --- many at once -----------------------------------------------------------------------------------
@@ -203,6 +201,7 @@ def test_many_that_come_together_go_where_their_beginnings_are():
     found.check_invariants()
     with pytest.raises(ValueError, match=r"'0\.0' is live already"):
         found.choose_all({"new": tokens(9, 50), "0.0": tokens(8, 50)})
+    assert found.num_live == len(prompts)
     finish(found, *prompts)
     found.choose("new", tokens(9, 50))  # nothing of the refused ones was sent
 

@@ -11,6 +11,7 @@ from hybrid_jax.mesh.shards import Placing, Shards
 from hybrid_jax.weights.load import open_model
 from tests.drawing import left_to_all
 from tests.imports import ROOT
+from tests.llms import engines_of
 
 GOLDENS = {
     "falcon_h1_gate_first_tied": (2, 4),
@@ -75,9 +76,9 @@ def test_an_orbax_directory(tmp_path):
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        ("tp=0", "LLM: mesh must be like 'tp=4', got 'tp=0'"),
-        ("four", "LLM: mesh must be like 'tp=4', got 'four'"),
-        (4, "LLM: mesh must be like 'tp=4', or a jax.sharding.Mesh, got 4"),
+        ("tp=0", "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got 'tp=0'"),
+        ("four", "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got 'four'"),
+        (4, "LLM: mesh must be like .* or a jax.sharding.Mesh, got 4"),
         ("tp=5", "num_heads of Attention layers must be a multiple of the devices .* and 5"),
     ],
 )
@@ -87,9 +88,40 @@ def test_what_is_no_mesh_for_a_model(mesh, message):
 
 
 def test_more_devices_than_there_are():
-    message = "LLM: mesh needs 24 devices, and jax has 8 from .* on; lower tp"
+    message = (
+        r"LLM: mesh needs 12 devices \(dp=6 x tp=2\), and jax has 8 from .* on; lower dp or tp"
+    )
+    with pytest.raises(ValueError, match=message):
+        LLM(folder_of("qwen2_tied"), mesh="dp=6,tp=2", quiet=True)
+    message = "LLM: mesh needs 24 devices .tp=24., and jax has 8 from .* on; lower tp"
     with pytest.raises(ValueError, match=message):
         LLM(folder_of("falcon_mamba_untied"), mesh="tp=24", quiet=True)
+
+
+def test_a_mesh_of_the_callers_with_one_device(devices):
+    mesh = jax.sharding.Mesh(np.array(devices[3:4]), ("tp",))
+    settings = {"mesh": mesh, "max_rows": 1, "max_model_len": 96, "quiet": True}
+    config, params = load_model(folder_of("qwen2_tied"))
+    for make in (
+        lambda: LLM(folder_of("qwen2_tied"), **settings),
+        lambda: LLM.from_params(config, params, **settings),
+    ):
+        with make() as llm:
+            llm.generate([PROMPT], GREEDY)
+            runner = llm._engine.runner
+            for leaf in (*jax.tree.leaves(runner.params), runner.state.arena):
+                assert leaf.devices() == {devices[3]}
+
+
+def test_a_mesh_of_the_callers_with_replicas(devices):
+    """Axes in any order."""
+    mesh = jax.sharding.Mesh(np.array(devices[:4]).reshape(2, 2), ("tp", "dp"))
+    with LLM(folder_of("qwen2_tied"), mesh=mesh, max_rows=1, max_model_len=96, quiet=True) as llm:
+        found = [set(e.runner.state.arena.sharding.device_set) for e in engines_of(llm)]
+        assert found == [set(devices[:4:2]), set(devices[1:4:2])]
+        for engine in engines_of(llm):
+            for leaf in jax.tree.leaves(engine.runner.params):
+                assert leaf.devices() == engine.runner.state.arena.devices()
 
 
 def test_a_mesh_of_the_callers(devices):
@@ -98,5 +130,7 @@ def test_a_mesh_of_the_callers(devices):
         assert llm._engine.runner.state.arena.sharding.device_set == set(devices[4:6])
         assert len(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids) == 12
     other = jax.sharding.Mesh(np.array(devices[:2]), ("data",))
-    with pytest.raises(ValueError, match="the axis of mesh must be named 'tp', got 'data'"):
+    with pytest.raises(
+        ValueError, match="the axes of mesh must be named 'dp' and 'tp', got 'data'"
+    ):
         LLM(folder_of("qwen2_tied"), mesh=other, quiet=True)

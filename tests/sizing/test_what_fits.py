@@ -397,3 +397,18 @@ def test_a_mesh_divides_what_each_device_holds():
     assert 1.9 * two["weight_bytes"] < one["weight_bytes"] < 2 * two["weight_bytes"]
     assert 1.8 * two["kv_bytes_per_token"] < one["kv_bytes_per_token"]
     assert "2 devices divide it" in str(two) and "mesh" not in str(one)
+
+
+def test_replicas_have_what_one_has():
+    """On a card; those on a CPU share the host's memory."""
+    found = {
+        mesh: inspect_model("hybrid_7b", device="h200", mesh=mesh)
+        for mesh in (None, "dp=3", "tp=2", "tp=2,dp=3")
+    }
+    for one, several in ((None, "dp=3"), ("tp=2", "tp=2,dp=3")):
+        assert {**found[several], "replicas": 1} == found[one] | {"replicas": 1}
+        assert found[several]["replicas"] == 3
+    assert "3 replicas of one device each; all sizes" in str(found["dp=3"])
+    assert "3 replicas, each divided over 2 devices; all sizes" in str(found["tp=2,dp=3"])
+    one, four = (inspect_model(device="cpu", mesh=mesh) for mesh in (None, "dp=4"))
+    assert four["machine_bytes"] == one["machine_bytes"] // 4

@@ -1,7 +1,8 @@
 """What callers ask a live engine: a name for each question, plain arguments and plain answers.
 
 Nothing that lives in the engine passes either way: numbers, words, arrays and small records only. So the same question
-can be asked of an engine in another process.
+can be asked of an engine in another process. Where there are several engines, a question says how their answers become
+one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from hybrid_jax.api.threads.joining import (
+    joined_description,
+    joined_nodes,
+    joined_past,
+    joined_stats,
+    joined_words,
+    largest,
+    nothing,
+)
 from hybrid_jax.cache.tree.node import NodeLine, describe_tree, ids_of
 from hybrid_jax.config import Backend, EngineConfig, ModelConfig
 from hybrid_jax.schedule.history import PastRequests
@@ -33,23 +43,40 @@ class Question(Generic[Answer]):
     Attributes:
         answer: answers it, where the engine is.
         at_once: any thread may answer it, also while the engine computes. Others are answered between two turns.
+        joined: makes one answer of those of several engines, which are all asked. None if one engine answers for all.
+        weight: which one that is: the engine for which this is the largest, the first of several. None for the first.
     """
 
     answer: Callable[Concatenate[Engine, ...], Answer]
     at_once: bool = False
+    joined: Callable[[Sequence[Answer]], Answer] | None = None
+    weight: Callable[Concatenate[Engine, ...], int] | None = None
 
     @property
     def name(self) -> str:
         """Its name in `QUESTIONS`."""
         return self.answer.__name__
 
+    def of_all(self, answers: Sequence[Answer]) -> Answer:
+        """One answer of those of all that were asked."""
+        return answers[0] if self.joined is None else self.joined(answers)
+
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
         return named, (self.name,)
 
 
-def at_once(answer: Callable[Concatenate[Engine, ...], Answer]) -> Question[Answer]:
-    """A question that any thread may answer."""
-    return Question(answer, at_once=True)
+def of_each(
+    joined: Callable[[Sequence[Any]], Any], *, at_once: bool = False
+) -> Callable[[Callable[Concatenate[Engine, ...], Answer]], Question[Answer]]:
+    """A question to every engine."""
+    return lambda answer: Question(answer, at_once=at_once, joined=joined)
+
+
+def of_one(
+    weight: Callable[Concatenate[Engine, ...], int],
+) -> Callable[[Callable[Concatenate[Engine, ...], Answer]], Question[Answer]]:
+    """A question to the engine for which `weight` is the largest."""
+    return lambda answer: Question(answer, weight=weight)
 
 
 def named(name: str) -> Question[Any]:
@@ -101,25 +128,25 @@ def facts(engine: Engine) -> EngineFacts:
     return EngineFacts(*(getattr(engine, name) for name in EngineFacts._fields))
 
 
-@Question
+@of_each(joined_stats)
 def stats(engine: Engine) -> dict[str, int | float]:
     """Counters since the start, and present numbers."""
     return {"compile_s": engine.compile_seconds(), **engine.stats()}
 
 
-@Question
+@of_each(joined_description)
 def describe(engine: Engine) -> str:
     """The memory in one line."""
     return engine.describe()
 
 
-@Question
+@of_each(nothing)
 def reset_prefix_cache(engine: Engine) -> None:
     """Forgets every cached prefix."""
     engine.reset_prefix_cache()
 
 
-@Question
+@of_each(nothing)
 def expect_everything(engine: Engine) -> None:
     """Says that requests to come will ask for more than tokens."""
     engine.expect_everything()
@@ -137,7 +164,7 @@ def where_damaged(engine: Engine) -> str:
     return engine.where_damaged()
 
 
-@Question
+@of_each(joined_nodes)
 def cache_nodes(engine: Engine, num_tokens: int) -> list[tuple[NodeLine, list[int]]] | None:
     """The nodes of the prefix tree, each with its first tokens, `num_tokens` at most. None if the cache is off."""
     tree = engine.scheduler.memory.tree
@@ -154,33 +181,41 @@ def cache_nodes(engine: Engine, num_tokens: int) -> list[tuple[NodeLine, list[in
     return list(zip(lines, first, strict=True))
 
 
-@Question
+@of_each(joined_past)
 def past_requests(engine: Engine) -> PastRequests | None:
     """The finished requests, as replays need them. None if the cache is off."""
     history = engine.scheduler.memory.history
     return None if history is None else history.so_far()
 
 
-@Question
+def _cached(engine: Engine, file: Path, tokens: Sequence[int]) -> int:
+    return engine.cached_tokens(tokens)
+
+
+def _cached_of(engine: Engine, file: Path) -> int:
+    return engine.cached_tokens_of(file)
+
+
+@of_one(_cached)
 def save_prefix(engine: Engine, file: Path, tokens: Sequence[int]) -> int | None:
     """Writes what the arena has of a prompt to a file; returns its tokens, 0 for nothing, None for "after a turn"."""
     return engine.save_prefix(file, tokens)
 
 
-@Question
+@of_one(_cached_of)
 def load_prefix(engine: Engine, file: Path) -> int:
     """Puts what `save_prefix` has written into the arena; returns its tokens."""
     return engine.load_prefix(file)
 
 
-@Question
+@of_each(lambda answers: answers[0])
 def warm_ups(engine: Engine, logprobs: bool, adjusts: bool) -> list[WarmUpProgram]:
     """The programs of a warm-up. The next two questions are about one of them, by its place in this list."""
     found = engine.warm_ups(logprobs=logprobs, adjusts=adjusts)
     return [WarmUpProgram(p.name, p.ahead is not None, p.rank) for p in found]
 
 
-@at_once
+@of_each(nothing, at_once=True)
 def compile_ahead(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> None:
     """Compiles a program that has `has_ahead`, and runs nothing."""
     ahead = engine.listed[logprobs, adjusts][index].ahead
@@ -188,25 +223,25 @@ def compile_ahead(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> 
     ahead()
 
 
-@Question
+@of_each(nothing)
 def run_program(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> None:
     """Compiles a program if nobody has, and runs it with inert rows."""
     engine.listed[logprobs, adjusts][index].run()
 
 
-@at_once
+@of_each(sum, at_once=True)
 def compile_seconds(engine: Engine) -> float:
     """Seconds of compiling so far."""
     return engine.compile_seconds()
 
 
-@at_once
+@of_each(joined_words, at_once=True)
 def about_loops(engine: Engine) -> str:
     """As `Engine.about_loops`; a trial may change it."""
     return engine.about_loops
 
 
-@at_once
+@of_each(largest, at_once=True)
 def peak_memory_bytes(engine: Engine) -> int | None:
     """The most memory in use so far, as `RequestMetrics` has it."""
     return engine.peak_memory_bytes()

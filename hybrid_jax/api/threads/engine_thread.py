@@ -1,0 +1,190 @@
+"""The thread that owns an engine. All other threads send it commands, and each call gets news through its own queue."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.questions import Answer, Question, facts
+from hybrid_jax.process.ending import wait_for
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
+# The one that made an engine's thread, and with it jax's own threads.
+_first_process: int | None = None
+# Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
+_ending: set[threading.Thread] = set()
+
+
+class EngineThread(Front):
+    """An engine in a thread of its own, as the threads that use it see it.
+
+    The thread ends with `close`, with this object, or with the program.
+
+    Args:
+        engine: used only by the thread from now on.
+        record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
+            reference to this object, which could then never be dropped.
+        quiet: what is compiled is said in a bar only.
+        on_end: called in the thread when it ends, with the reason, before its calls are told. It must hold no reference
+            to this object either.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        record: Callable[[Job], None],
+        quiet: bool = False,
+        on_end: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        global _first_process
+        _first_process = _first_process or os.getpid()
+        super().__init__(facts.answer(engine))
+        self._loop = Loop(engine, record, quiet, on_end)
+        self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
+        self._thread.start()
+        # The garbage collector may drop this object in any thread, so that must not wait.
+        weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
+        # What is registered later runs earlier: before jax closes its devices.
+        self._loop.at_exit = functools.partial(_join_at_exit, self._loop, self._thread)
+        atexit.register(self._loop.at_exit)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller's thread is the engine's."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def num_replicas(self) -> int:
+        """One engine."""
+        return 1
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compiling so far; any thread may ask, also after `close`."""
+        return self._loop.engine.compile_seconds()
+
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""
+        self._check_caller()
+        compile_s = self.compile_seconds
+        for call in calls:
+            for job in call.jobs:
+                job.arrive(compile_s)
+        self.begin(calls)
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        """As `submit`, for prompts that have arrived already. Any thread may do it, even after `close`."""
+
+        def cancel(error: BaseException) -> None:
+            for call in calls:
+                call.lost(error, engine_failed=False)
+
+        self._loop.give(Command(functools.partial(self._loop.start, calls), cancel))
+
+    def leave(self, call: Call) -> None:
+        """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""
+        if not call.over:
+            self._loop.give(Command(functools.partial(self._loop.end_call, call)))
+
+    def ask(self, question: Question[Answer], *args: Any) -> Answer:
+        """Has the engine answer a question, between two turns unless that is not needed; see `api.questions`.
+
+        Returns or raises what the question does.
+        """
+        if not isinstance(question, Question):
+            raise TypeError(f"ask: takes a question of api.questions, got {question!r}")
+        if question.at_once:
+            self.check()
+            return question.answer(self._loop.engine, *args)
+        return self._do(functools.partial(question.answer, self._loop.engine, *args))
+
+    def _do(self, call: Callable[[], Answer]) -> Answer:
+        """Has the engine's thread make a call between two turns; returns or raises what it does."""
+        self._check_caller()
+        answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self.later(lambda _: call(), lambda answer, error: answers.put((answer, error)))
+        answer, error = answers.get()
+        if error is not None:
+            raise own_error(error)
+        return answer
+
+    def later(
+        self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """Has the engine's thread make a call between two turns, and tell what it returned or raised."""
+        do = lambda: tell(call(self._loop), None)
+        self._loop.give(Command(do, lambda error: tell(None, error)))
+
+    def turn(self) -> None:
+        """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
+        self._do(self._loop.turn)
+
+    def settle(self) -> None:
+        """Has the engine end what nobody waits for, so that its counters and its cache are up to date."""
+        self._do(self._loop.settle)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends what still runs, closes the engine, and waits until that is done, or has it done soon."""
+        self.closed = True
+        if os.getpid() != self._pid:
+            return
+        if not wait:
+            _drop(self._loop, self._thread)
+            return
+        self.stop()
+        if not self.is_own_thread:
+            self.join()
+
+    def stop(self) -> None:
+        """Has the thread end after the engine's turn."""
+        self._loop.stop()
+
+    def join(self) -> None:
+        """Waits until the thread has ended."""
+        self._thread.join()
+
+
+def check_process() -> None:
+    """RuntimeError in a fork of a process that has run an engine, because jax would wait there for ever."""
+    if _first_process not in (None, os.getpid()):
+        raise RuntimeError(
+            f"LLM: this process ({os.getpid()}) is a fork of process {_first_process}, which has used an LLM, and jax "
+            "does not work in a fork; start workers by multiprocessing.get_context('spawn')"
+        )
+
+
+def _join_at_exit(loop: Loop, thread: threading.Thread) -> None:
+    """Ends the thread with the program, and waits for that."""
+    loop.stop()
+    wait_for([thread])
+
+
+def _drop(loop: Loop, thread: threading.Thread) -> None:
+    """Has the thread of a dropped object end soon."""
+    _ending.add(thread)
+    loop.stop()
+
+
+def wait_for_dropped(timeout: float) -> None:
+    """Waits until dropped objects have freed their memory, at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    for thread in list(_ending):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not thread.is_alive():
+            _ending.discard(thread)

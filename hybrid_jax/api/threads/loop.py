@@ -1,0 +1,260 @@
+"""What the thread of an engine runs: the commands of other threads, and the engine's turns."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hybrid_jax.api.completions import Completion, Job
+from hybrid_jax.api.outputs import Delta
+from hybrid_jax.api.progress_bar import show_compiling
+from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.commands import CommandLoop
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
+
+class Loop(CommandLoop):
+    """What the engine's thread runs: commands, then a turn of the engine, again and again.
+
+    Args:
+        engine, record, quiet, on_end: as in `EngineThread`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        record: Callable[[Job], None],
+        quiet: bool,
+        on_end: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        super().__init__()
+        self.engine, self._record, self._quiet, self._on_end = engine, record, quiet, on_end
+        self._calls: dict[Call, None] = {}  # those that run
+        self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
+        # Requests that the engine may still hold, but nobody waits for.
+        self._leaving: set[str] = set()
+        self._stuck = False  # the last turn failed while no call was waiting
+        engine.watch_compiling(self._compiling)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs until `stop` is called."""
+        with self.engine.own_settings():
+            self._run()
+
+    def _run(self) -> None:
+        error: BaseException = RuntimeError(CLOSED)
+        try:
+            while True:
+                self._do_commands()
+                if self._stopping:
+                    break
+                if self._goes_on:
+                    self.turn()
+        except BaseException as mistake:  # a bug here; callers must not wait for ever
+            error = mistake
+        self._ended = error
+        self._on_end(error)
+        for call in list(self._calls):
+            call.lost(error)
+        self._calls.clear()
+        self._live.clear()
+        self._cancel_commands(error)
+        self.engine.close()
+        atexit.unregister(self.at_exit)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether to take a turn unasked: for a call that is not stepped, or to end what nobody waits for."""
+        if self._stuck:
+            return False
+        if self._calls:
+            return not all(call.stepped for call in self._calls)
+        return self.engine.has_work or self.engine.has_saves
+
+    def _do_commands(self) -> None:
+        """Does the commands that are there. Waits for one if there is nothing else to do.
+
+        Commands that come meanwhile wait until after the next turn, so they cannot keep the engine from its turns.
+        """
+        if not self._goes_on:
+            self._do(self._commands.get())
+            self._stuck = False
+        for _ in range(self._commands.qsize()):
+            self._do(self._commands.get_nowait())
+
+    def turn(self) -> None:
+        """Takes one turn of the engine, and hands what it brought to the callers."""
+        try:
+            self._let_go()
+            if not (self.engine.has_work or self.engine.has_saves):
+                if self._calls:
+                    raise RuntimeError("LLM: the engine is idle while requests are unfinished")
+                return
+            results = self.engine.step()
+        except BaseException as error:
+            self._fail_turn(error)
+            return
+        now = time.perf_counter()
+        news: dict[Call, list[Delta]] = {}
+        for result in results:
+            entry = self._live.get(result.request.request_id)
+            if entry is None:  # it ended at a stop string, or its caller has left
+                continue
+            call, job, completion = entry
+            deltas = news.setdefault(call, [])
+            try:
+                self._hand_on(call, job, completion, deltas, now)
+            except FloatingPointError as error:
+                text = f"prompt {job.index}: {error}; {self.engine.where_damaged()}"
+                self._fail_prompt(call, job, FloatingPointError(text))
+            except BaseException as error:  # its tokens cannot become text
+                self._fail_prompt(call, job, error)
+            if call.over:
+                news.pop(call, None)
+        try:
+            self._let_go()  # first, so that a prompt that goes on from there finds what was computed
+        except BaseException as error:
+            self._fail_turn(error)
+        for call, deltas in news.items():
+            if not call.over:
+                self._tell(call, deltas)
+
+    def _hand_on(
+        self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
+    ) -> None:
+        is_first = job.first_token_time is None
+        delta = job.take(completion, now, self.engine, streamed=call.streams)
+        if is_first and job.first_token_time is not None:
+            call.began(job)
+        if delta is not None:
+            deltas.append(delta)
+        if completion.finish_reason is None:
+            return
+        request = completion.request
+        del self._live[request.request_id]
+        # It may have ended at a stop string, of which the engine knows nothing.
+        if request.output.finish_reason is None:
+            self._leaving.add(request.request_id)
+        if job.finished:
+            call.num_finished += 1
+            self._record(job)
+            call.ended(job)
+
+    def _fail_prompt(self, call: Call, job: Job, error: BaseException) -> None:
+        """Ends a prompt with an error. That concerns its call, unless that keeps errors, and no other call."""
+        if not call.keeps_errors:
+            self.end_call(call, error)
+            return
+        self._let_leave(call, job)
+        job.error = error
+        call.num_finished += 1
+
+    def _let_leave(self, call: Call, job: Job) -> None:
+        """Has the engine end what it still computes for a prompt that nobody waits for."""
+        for completion in job.completions:
+            if self._live.pop(completion.request.request_id, None) is not None:
+                self._leaving.add(completion.request.request_id)
+        if job.first_token_time is not None and job.num_unfinished and job.error is None:
+            self._record(job)
+        call.ended(job)
+
+    def _tell(self, call: Call, deltas: list[Delta]) -> None:
+        if call.num_finished == len(call.jobs):
+            self._calls.pop(call, None)
+        try:
+            call.tell(deltas)
+        except Exception:  # its event loop is closed
+            self.end_call(call)
+
+    def _fail_turn(self, error: BaseException) -> None:
+        """A turn failed, and device memory is lost. Which request caused it cannot be known.
+
+        Most likely it was a new kind of request, which met a program or a size of its own. So calls without a token are
+        ended, and the others start again from the tokens they have. If all calls have tokens, all are ended.
+        """
+        if self._stopping:
+            return  # what ends all calls comes next
+        if not self._calls:
+            # The next call ends what is left, and gets the error if that fails.
+            self._stuck = True
+            return
+        new = [c for c in self._calls if all(job.first_token_time is None for job in c.jobs)]
+        for call in new or list(self._calls):
+            self.end_call(call, error, engine_failed=True)
+
+    def _let_go(self) -> None:
+        """Takes requests that nobody waits for out of the engine."""
+        while self._leaving:
+            request_id = next(iter(self._leaving))
+            self.engine.abort(request_id)
+            self._leaving.discard(request_id)
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Gives the prompts of calls to the engine, those of each call in the order of the tree of their prefixes."""
+        for call in calls:
+            if call.over or call in self._calls:  # after Ctrl-C its caller may submit it again
+                continue
+            self._calls[call] = None
+            try:
+                self._let_go()
+                self._add(call)
+            except BaseException as error:
+                lost = isinstance(error, RuntimeError | MemoryError)  # how a device reports it
+                self.end_call(call, error, engine_failed=lost)
+            else:
+                if call.num_finished == len(call.jobs):
+                    self._tell(call, [])
+
+    def _add(self, call: Call) -> None:
+        order = self.engine.order([job.prompt.token_ids for job in call.jobs])
+        for job in (call.jobs[index] for index in order):
+            try:
+                for completion in job.unfinished:
+                    self._live[completion.request.request_id] = call, job, completion
+                    self.engine.add(completion.request)
+            except ValueError as error:
+                own = ValueError(f"prompt {job.index}: {error}")
+                if not call.keeps_errors:
+                    raise own from error
+                self._fail_prompt(call, job, own)
+
+    def end_call(
+        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
+    ) -> None:
+        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
+        if call.over:
+            return
+        self._calls.pop(call, None)
+        for job in call.jobs:
+            self._let_leave(call, job)
+        if error is None:
+            call.over = True
+        else:
+            call.fail(error, engine_failed=engine_failed)
+
+    def settle(self) -> None:
+        """As `EngineThread.settle`."""
+        self._let_go()
+        while not self._calls and self.engine.has_work:
+            self.engine.step()
+
+    def _compiling(self, what: str, count: Callable[[], tuple[int, int]] | None) -> None:
+        """Shows which program is compiled, but not in the middle of a line that a stream is writing.
+
+        Raises:
+            RuntimeError: the thread is to end, so nothing more should be compiled for calls. What copies prefixes to
+                the disk is compiled still.
+        """
+        if count is not None and self._stopping and self._calls:
+            raise RuntimeError(CLOSED)
+        if count is None or not any(call.has_shown_text for call in self._calls):
+            kept = self.engine.keeps_programs
+            show_compiling(what, count, kept=kept, quiet=self._quiet)

@@ -1,0 +1,236 @@
+"""Several engines behind one `LLM`, each with a whole model on devices of its own."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.dispatcher import Dispatcher, none_left
+from hybrid_jax.api.threads.engine_thread import EngineThread
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.questions import Answer, Question
+from hybrid_jax.cluster.router import ReplicaCosts, Router
+from hybrid_jax.cluster.watch import TreeWatcher
+from hybrid_jax.costs import CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE, frame_costs
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
+# How many times as long as a byte that a step reads a byte takes that comes from the host's memory: on a CPU it is
+# written as well; PCIe 5 moves about 48 GB/s, where a Hopper card reads 4.3 TB/s.
+CPU_LOADED, GPU_LOADED = 2.0, 90.0
+
+
+class Replicas(Front):
+    """A thread for each engine, and one that decides which of them gets a prompt.
+
+    All threads end with `close`, with this object, or with the program.
+
+    Args:
+        engines: one for each replica, with the same model and settings.
+        record, quiet: as in `EngineThread`. Several threads call `record`.
+        router: decides; as many replicas as there are engines.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        record: Callable[[Job], None],
+        router: Router,
+        quiet: bool = False,
+    ) -> None:
+        self._dispatcher = dispatcher = Dispatcher(router)
+        for replica, engine in enumerate(engines):
+            ended = functools.partial(dispatcher.note_gone, replica)
+            thread = EngineThread(engine, record=record, quiet=quiet, on_end=ended)
+            dispatcher.threads.append(thread)
+        dispatcher.present = tuple(range(len(engines)))
+        super().__init__(dispatcher.threads[0].facts)
+        self._thread = threading.Thread(
+            target=dispatcher.run, name="hybrid_jax-dispatcher", daemon=True
+        )
+        self._thread.start()
+        # As in `EngineThread`: nothing here may wait, and the threads must end before jax closes its devices.
+        weakref.finalize(self, _drop, dispatcher).atexit = False
+        dispatcher.at_exit = functools.partial(_stop, dispatcher)
+        atexit.register(dispatcher.at_exit)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller's thread is that of an engine, or the one that decides."""
+        own = any(thread.is_own_thread for thread in self._dispatcher.threads)
+        return own or threading.current_thread() is self._thread
+
+    @property
+    def num_replicas(self) -> int:
+        """How many are there now."""
+        return len(self._dispatcher.present)
+
+    def submit(self, calls: Sequence[Call]) -> None:
+        """As `EngineThread.submit`."""
+        self._check_caller()
+        dispatcher = self._dispatcher
+
+        def cancel(error: BaseException) -> None:
+            for call in calls:
+                call.fail(error)
+
+        start = functools.partial(dispatcher.start, calls, time.perf_counter())
+        dispatcher.give(Command(start, cancel))
+
+    def leave(self, call: Call) -> None:
+        """As `EngineThread.leave`."""
+        if not call.over:
+            self._dispatcher.give(Command(functools.partial(self._dispatcher.end, call)))
+
+    def take_out(self, replica: int) -> None:
+        """Takes a replica out for good. Its requests go on in the others, each from the tokens it has."""
+        self._decided(functools.partial(self._dispatcher.take_out, replica))
+
+    # --- questions and turns ----------------------------------------------------------------------
+
+    def ask(self, question: Question[Answer], *args: Any) -> Answer:
+        """As `EngineThread.ask`. What becomes of several answers is said by the question."""
+        if not isinstance(question, Question):
+            raise TypeError(f"ask: takes a question of api.questions, got {question!r}")
+        if question.at_once:
+            self.check()
+            return question.of_all(self._now(question, args))
+        while True:
+            chosen: Iterable[int] | None = None
+            if question.joined is None:
+                chosen = self._heaviest(question.weight, args)
+            if answers := self._each(lambda loop: question.answer(loop.engine, *args), chosen):
+                return question.of_all(list(answers.values()))
+
+    def _heaviest(self, weight: Callable[..., int] | None, args: tuple[Any, ...]) -> list[int]:
+        """The one replica that answers."""
+        if weight is None:
+            return [self._present()[0]]
+        found = self._each(lambda loop: weight(loop.engine, *args))
+        return [max(found, key=lambda replica: found[replica])] if found else []
+
+    def _now(self, question: Question[Answer], args: tuple[Any, ...]) -> list[Answer]:
+        dispatcher, answers = self._dispatcher, []
+        for replica in dispatcher.present:
+            thread = dispatcher.threads[replica]
+            try:
+                answers.append(thread.ask(question, *args))
+            except Exception:
+                if replica in dispatcher.present:
+                    raise
+        if not answers:
+            raise none_left(dispatcher.gone)
+        return answers
+
+    def turn(self) -> None:
+        """Has every engine take one turn, and waits for all."""
+        self._each(Loop.turn)
+
+    def settle(self) -> None:
+        """As `EngineThread.settle`."""
+        self._each(Loop.settle)
+
+    def _each(
+        self, call: Callable[[Loop], Answer], chosen: Iterable[int] | None = None
+    ) -> dict[int, Answer]:
+        """Has the threads of all replicas, or of those that are chosen, make a call between two turns.
+
+        Returns:
+            The answers by replica; none of those that left meanwhile.
+
+        Raises:
+            What the call raises. RuntimeError: no replica is left.
+        """
+        told: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+        asked = [n for n in self._present() if chosen is None or n in chosen]
+        for replica in asked:
+            tell = lambda answer, error, replica=replica: told.put((replica, answer, error))
+            self._dispatcher.threads[replica].later(call, tell)
+        found = sorted((told.get() for _ in asked), key=lambda entry: entry[0])
+        errors = {replica: error for replica, _, error in found if error is not None}
+        if errors:
+            present = self._present()
+            for replica, error in errors.items():
+                if replica in present:
+                    raise own_error(error)
+        return {replica: answer for replica, answer, error in found if error is None}
+
+    def _present(self) -> tuple[int, ...]:
+        """The replicas that are there, once all has been done that was asked for before."""
+        dispatcher = self._dispatcher
+        found: tuple[int, ...] = self._decided(lambda: dispatcher.present)
+        if not found:
+            raise none_left(dispatcher.gone)
+        return found
+
+    def _decided(self, call: Callable[[], Any]) -> Any:
+        """Has the thread that decides make a call, and returns what it does."""
+        self._check_caller()
+        told: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        do = lambda: told.put((call(), None))
+        self._dispatcher.give(Command(do, lambda error: told.put((None, error))))
+        answer, error = told.get()
+        if error is not None:
+            raise own_error(error)
+        return answer
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self, *, wait: bool = True) -> None:
+        """As `EngineThread.close`, of all replicas."""
+        self.closed = True
+        if os.getpid() != self._pid:
+            return
+        _drop(self._dispatcher)
+        if wait and not self.is_own_thread:
+            for thread in self._dispatcher.threads:
+                thread.join()
+            self._thread.join()
+
+
+def router_of(engines: Sequence[Engine]) -> Router:
+    """A router that the caches of engines, which are alike, tell what they have. No engine may run yet."""
+    first, on_cpu = engines[0], engines[0].device.is_host
+    scheduler, config = first.scheduler, first.engine_config
+    per_byte = CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE
+    model = ReplicaCosts(
+        costs=scheduler.costs or frame_costs(first.geometry),
+        grain=first.geometry.grain,
+        max_rows=config.max_rows,
+        steps=config.steps_per_dispatch,
+        flops_per_byte=per_byte,
+        flops_per_loaded_byte=(per_byte * (CPU_LOADED if on_cpu else GPU_LOADED),),
+    )
+    router = Router(len(engines), model)
+    for replica, engine in enumerate(engines):
+        tell = functools.partial(router.tell, replica)
+        has_state = first.geometry.has_state
+        engine.watch_cache(TreeWatcher(model.grain, needs_slots=has_state, tell=tell))
+    return router
+
+
+def _drop(dispatcher: Dispatcher) -> None:
+    """Has all threads end soon."""
+    dispatcher.stop()
+    for thread in dispatcher.threads:
+        thread.close(wait=False)
+
+
+def _stop(dispatcher: Dispatcher) -> None:
+    """Has all threads end with the program. Those of the engines wait for that themselves."""
+    dispatcher.stop()
+    for thread in dispatcher.threads:
+        thread.stop()
