@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from hybrid_jax import LLM, CacheConfig, SamplingParams
+from hybrid_jax.cache.tree.node import ARENA
+from hybrid_jax.cluster.watch import resume_points
+from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.request import Request
 from tests.drawing import left_to_all
 from tests.llms import engines_of
@@ -212,3 +215,55 @@ def test_a_dropped_llm_frees_threads_and_devices():
         gc.collect()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_second_turn_goes_where_its_first_one_is_cached(llm):
+    llm.reset_prefix_cache()
+    longer = [[*ids, *(3 * n % VOCAB for n in range(45))] for ids in PROMPTS]
+    first = llm.generate([{"prompt_token_ids": ids} for ids in longer], GREEDY)
+    second = llm.generate(
+        [
+            {"prompt_token_ids": [*ids, *out.outputs[0].token_ids, 5, 6]}
+            for ids, out in zip(longer, first, strict=True)
+        ],
+        GREEDY,
+    )
+    at = [[llm.cache.explain(out).replica for out in outs] for outs in (first, second)]
+    assert at[0] == at[1] and len(set(at[0])) > 1, at
+    for before, out in zip(longer, second, strict=True):
+        assert out.num_cached_tokens >= (len(before) + 39) // 32 * 32
+
+
+def test_the_router_knows_what_is_cached_also_after_a_turn_has_failed(llm, monkeypatch):
+    router = llm._thread._dispatcher._router
+
+    def check():
+        llm.stats()  # all turns are done
+        router.read_news()
+        for replica, engine in enumerate(engines_of(llm)):
+            tree = engine.scheduler.memory.tree
+            router.marks.check(replica, ARENA, resume_points(tree, ARENA))
+        router.check_invariants()
+
+    llm.generate(GIVEN, GREEDY)
+    check()
+    assert all(router.marks.of(n, ARENA) for n in range(len(engines_of(llm))))
+    receive, failed = Engine._receive, []
+
+    def fails(self):
+        if not failed:
+            failed.append(self)
+            raise RuntimeError("lost")
+        return receive(self)
+
+    stream = llm.stream(GIVEN, SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True))
+    next(stream)
+    monkeypatch.setattr(Engine, "_receive", fails)
+    with pytest.raises(RuntimeError, match="lost"):
+        list(stream)
+    llm.generate(GIVEN, GREEDY)  # that engine starts over
+    assert any(engine.stats()["restarts"] for engine in engines_of(llm))
+    check()
+    llm.reset_prefix_cache()
+    check()
+    assert not router.marks.of(0, ARENA)
