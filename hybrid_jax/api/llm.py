@@ -33,7 +33,7 @@ from hybrid_jax.api.threads import questions
 from hybrid_jax.api.threads.calls import Call
 from hybrid_jax.api.threads.engine_thread import EngineThread, check_process
 from hybrid_jax.api.threads.front import Front
-from hybrid_jax.api.threads.replicas import Replicas, router_of
+from hybrid_jax.api.threads.replicas import Replicas, prefill_of, router_of
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.model_directory import left_out
@@ -589,6 +589,7 @@ class LLM(Reader):
             unread=self._unread,
             loops=self._thread.ask(questions.about_loops),
             replicas=self._thread.num_replicas,
+            prefill=self._thread.num_prefill,
         )
 
     @checks_arguments
@@ -669,7 +670,13 @@ def _threads(started: Started, ledger: Ledger, *, quiet: bool) -> Front:
     engines = started.engines
     if len(engines) == 1:
         return EngineThread(engines[0], record=ledger.record, quiet=quiet)
-    return Replicas(engines, record=ledger.record, router=router_of(engines), quiet=quiet)
+    return Replicas(
+        engines,
+        record=ledger.record,
+        router=router_of(engines),
+        prefill=prefill_of(engines, started.hand_over),
+        quiet=quiet,
+    )
 
 
 def _starting() -> ModuleType:

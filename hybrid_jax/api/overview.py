@@ -43,6 +43,7 @@ def overview(
     unread: Sequence[str] = (),
     loops: str = "",
     replicas: int = 1,
+    prefill: int = 0,
 ) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
@@ -53,12 +54,12 @@ def overview(
         stored_dtype: in which dtype most weights are stored, if that is known.
         tokenizer: what reads texts, if anything does.
         unread: what the model's directory has that is not read, a line each.
-        replicas: engines like this one.
+        replicas: engines like this one. prefill: how many of these only compute prompts.
         loops: where the loop over the steps of a dispatch runs; "" where there is no choice.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
-    mesh = MeshShape(dp=replicas, tp=config.tp)
+    mesh = MeshShape(dp=replicas - prefill, tp=config.tp, prefill=prefill)
     geometry = make_geometry(shard_config(model, config.tp), config)
     made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
@@ -126,9 +127,14 @@ def _cut(model: ModelConfig) -> str:
 
 def _mesh(mesh: MeshShape) -> str:
     """How many devices divide the model, and how many replicas there are."""
-    if mesh.dp == 1:
+    if mesh.num_replicas == 1:
         return f"{mesh.words}: so many devices divide the model, and sizes are those of each"
     each = counted(mesh.tp, "device")
+    if mesh.prefill:
+        return (
+            f"{mesh.words}: {counted(mesh.prefill, 'replica')} of {each} to compute prompts, "
+            f"{counted(mesh.dp, 'replica')} of {each} to go on from them; sizes are those of one device"
+        )
     return f"{mesh.words}: {mesh.dp} replicas of {each} each; sizes are those of one device"
 
 

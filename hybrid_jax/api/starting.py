@@ -29,12 +29,17 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, first_devices, held_bytes, this_device
+from hybrid_jax.geometry import Geometry
 from hybrid_jax.mesh.shards import Placing
 from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.tiers.chain import root_of
+from hybrid_jax.tiers.disk import Disk
+from hybrid_jax.tiers.form import Form
+from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
 from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -49,6 +54,7 @@ class Started(NamedTuple):
         params, weight_bytes: of the first engine.
         engines: one for each replica.
         stored_dtype: of most of its weights in the files; that of the engine if they were in memory already.
+        hand_over: between the first engines, which only compute prompts, and the others; None if all do both.
     """
 
     config: ModelConfig
@@ -57,8 +63,11 @@ class Started(NamedTuple):
     engine_config: EngineConfig
     engines: list[Engine]
     stored_dtype: str
+    hand_over: HandOver | None = None
 
 
+# Makes one end of a hand-over, of an engine's geometry and form.
+Side = Callable[[Geometry, Form], Disk]
 # The devices of a replica; None for wherever jax puts arrays.
 Devices = Sequence[jax.Device] | None
 
@@ -105,7 +114,8 @@ def start_folder(
                 config, params = opened.load(dtype=cast(Dtype, dtype), progress=shown, put=put)
             loaded.append(params)
     config = with_end_token(config, tokenizer)
-    return _started(config, loaded, engine_config, programs, stored_dtype, replicas)
+    prefill = read_mesh(mesh).prefill
+    return _started(config, loaded, engine_config, programs, stored_dtype, replicas, prefill)
 
 
 @named_as_llm()
@@ -142,7 +152,8 @@ def start_params(
             config, settings, dtype=dtype, params=loaded[0], sharing=len(replicas)
         )
     config = with_end_token(config, tokenizer)
-    return _started(config, loaded, engine_config, programs, dtype, replicas)
+    prefill = read_mesh(mesh).prefill
+    return _started(config, loaded, engine_config, programs, dtype, replicas, prefill)
 
 
 def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> list[Devices]:
@@ -152,10 +163,26 @@ def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> li
         ValueError: as `shard_config` and `first_devices`.
     """
     shape = read_mesh(mesh)
+    if shape.prefill:
+        _check_sides(settings)
     shard_config(drafting_model(config, settings.get("speculation")), shape.tp)
     if (named := devices_of(mesh)) is not None:
         return [*named]
     return [None] if shape.num_devices == 1 else [*first_devices(shape)]
+
+
+def _check_sides(settings: Mapping[str, Any]) -> None:
+    """ValueError for settings that do not go with replicas that compute prompts for others."""
+    cache = settings.get("cache")
+    if cache is not None and cache.policy == "off":
+        raise ValueError(
+            "LLM: prompts are handed over through prefix caches, so mesh='prefill=...' needs one; leave cache='off' out"
+        )
+    if settings.get("cache_dir") is not None:
+        raise ValueError(
+            "LLM: cache_dir does not go with mesh='prefill=...' yet; leave one of the two out, got cache_dir="
+            f"{settings['cache_dir']!r}"
+        )
 
 
 def _on(devices: Devices) -> AbstractContextManager[None]:
@@ -196,6 +223,7 @@ def _started(
     programs: Path | None,
     stored_dtype: str,
     replicas: Sequence[Devices],
+    prefill: int,
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -204,11 +232,21 @@ def _started(
             "%s is set: programs are slow, and their last bits may differ; unset it", UNOPTIMIZED
         )
     engines: list[Engine] = []
+    hand_over = HandOver(root_of("replicas")) if prefill else None
     try:
-        for params, devices in zip(loaded, replicas, strict=True):
+        for index, (params, devices) in enumerate(zip(loaded, replicas, strict=True)):
+            side: Side | None = None
+            if hand_over is not None:
+                side = functools.partial(Sender if index < prefill else Receiver, hand_over)
             with _on(devices):
                 engine = _engine(
-                    config, params, engine_config, programs, devices, sharing=len(replicas)
+                    config,
+                    params,
+                    engine_config,
+                    programs,
+                    devices,
+                    sharing=len(replicas),
+                    side=side,
                 )
                 engines.append(engine)
     except BaseException:
@@ -218,7 +256,7 @@ def _started(
     if slow := interpreted(engine_config.kernels, engines[0].device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
     size = held_bytes(loaded[0])
-    return Started(config, loaded[0], size, engine_config, engines, stored_dtype)
+    return Started(config, loaded[0], size, engine_config, engines, stored_dtype, hand_over)
 
 
 def _engine(
@@ -229,11 +267,12 @@ def _engine(
     devices: Devices,
     *,
     sharing: int,
+    side: Side | None,
 ) -> Engine:
     device, divide = first_device(), devices if engine_config.tp > 1 else None
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
         store = open_store(programs, device, divide or ())
-        return Engine(config, params, engine_config, store, divide, sharing=sharing)
+        return Engine(config, params, engine_config, store, divide, sharing=sharing, side=side)
 
 
 def choose_engine_config(

@@ -111,6 +111,12 @@ MEANINGS: dict[str, dict[str, str]] = {
         "disk_loads_without_room": "prefixes that were read, but there was no room for them",
         "disk_loads_slower": "prefixes there that were computed all the same, because that takes less time",
     },
+    "Prompts that other replicas compute": {
+        "handed_over_prefixes": "prefixes that came from a replica that computes prompts",
+        "handed_over_bytes": "bytes of these",
+        "handed_over_tokens": "tokens of these that the cache did not have itself",
+        "handed_over_failed": "prefixes that did not come as promised, and were computed here",
+    },
     "Speculation": {
         "verifications": "rows of steps that judged drafts",
         "draft_tokens": "draft tokens that were judged",

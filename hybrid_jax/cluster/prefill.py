@@ -27,17 +27,20 @@ def handed_over_at(num_tokens: int, grain: int, *, limit: int | None = None) -> 
     return most // grain * grain
 
 
-def prefix_request(request: Request, position: int, chunk: int) -> Request:
+def prefix_request(
+    request: Request, position: int, chunk: int, request_id: str | None = None
+) -> Request:
     """What an engine that computes prompts is asked for, so that another one can go on at `position`.
 
     Args:
         request: that the other engine has.
         position: as `handed_over_at` gives it.
         chunk: tokens of a chunk of the prompt. Pages are handed over after each.
+        request_id: of the new request; None for that of the other.
     """
     points = sorted({*range(chunk, position, chunk), position, *request.cache_breakpoints})
     return Request(
-        request_id=request.request_id,
+        request_id=request_id or request.request_id,
         prompt=request.tokens[: position + 1],
         params=COMPUTED,
         seed=0,

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 DP = "dp"  # the axis of replicas
 TP = "tp"  # the axis along which a model is divided
 AXES = (DP, TP)
-LIKE = "like 'tp=4', 'dp=2' or 'dp=2,tp=2'"
+PREFILL, DECODE = (
+    "prefill",
+    "decode",
+)  # replicas that only compute prompts, and those that go on from them
+LIKE = "like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2'"
 
 
 class MeshShape(NamedTuple):
@@ -17,20 +21,31 @@ class MeshShape(NamedTuple):
     Attributes:
         dp: replicas, each with a whole model on devices of its own. It is no axis of a program.
         tp: devices that each model is divided over (tensor parallelism).
+        prefill: further replicas, before the others, that only compute prompts for them; 0 for none.
     """
 
     dp: int = 1
     tp: int = 1
+    prefill: int = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """All replicas."""
+        return self.prefill + self.dp
 
     @property
     def num_devices(self) -> int:
         """All of them."""
-        return self.dp * self.tp
+        return self.num_replicas * self.tp
 
     @property
     def words(self) -> str:
         """As callers write it: the axes that have more than one device."""
-        return ",".join(f"{axis}={size}" for axis, size in self._asdict().items() if size > 1)
+        if self.prefill:
+            sides = f"{PREFILL}={self.prefill},{DECODE}={self.dp}"
+            return sides + f",{TP}={self.tp}" * (self.tp > 1)
+        sizes = {DP: self.dp, TP: self.tp}
+        return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
 
 
 def read_mesh(mesh: Any) -> MeshShape:
@@ -41,7 +56,7 @@ def read_mesh(mesh: Any) -> MeshShape:
 
     Example:
         >>> read_mesh("dp=2, tp=4"), read_mesh("tp=4").words
-        (MeshShape(dp=2, tp=4), 'tp=4')
+        (MeshShape(dp=2, tp=4, prefill=0), 'tp=4')
     """
     if mesh is None:
         return MeshShape()
@@ -61,10 +76,16 @@ def read_mesh(mesh: Any) -> MeshShape:
 def _sizes(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
-        axis = re.fullmatch(r"\s*(dp|tp)\s*=\s*([0-9]+)\s*", part)
+        axis = re.fullmatch(r"\s*(dp|tp|prefill|decode)\s*=\s*([0-9]+)\s*", part)
         if axis is None or axis[1] in found or not int(axis[2]):
             raise ValueError(f"LLM: mesh must be {LIKE}, got {text!r}")
         found[axis[1]] = int(axis[2])
+    if (PREFILL in found) != (DECODE in found) or (PREFILL in found and DP in found):
+        raise ValueError(
+            f"LLM: mesh must name both prefill and decode, as in 'prefill=1,decode=2', and then no dp; got {text!r}"
+        )
+    if DECODE in found:
+        found[DP] = found.pop(DECODE)
     return found
 
 
@@ -75,5 +96,5 @@ def devices_of(mesh: Any) -> list[list[Any]] | None:
     shape, names = read_mesh(mesh), list(mesh.axis_names)
     own = [names.index(axis) for axis in AXES if axis in names]
     others = [place for place in range(len(names)) if place not in own]  # of one device each
-    found: list[list[Any]] = mesh.devices.transpose(*own, *others).reshape(shape).tolist()
+    found: list[list[Any]] = mesh.devices.transpose(*own, *others).reshape(shape[:2]).tolist()
     return found

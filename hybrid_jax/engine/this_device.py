@@ -94,8 +94,8 @@ def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
     first, count = first_device(), shape.num_devices
     found = [device for device in jax.devices(first.platform) if device.id >= first.id]
     if len(found) < count:
-        sizes = {axis: size for axis, size in shape._asdict().items() if size > 1}
-        parts = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        sizes = dict(part.split("=") for part in shape.words.split(","))
+        parts = shape.words if shape.prefill else shape.words.replace(",", " x ")
         raise ValueError(
             f"EngineConfig: mesh needs {count} devices ({parts}), and jax has {len(found)} from {first} on; lower "
             f"{' or '.join(sizes)}"

@@ -717,8 +717,9 @@ class Memory:
             below = self.below.stats(self.geometry.frame_bytes)
             cache |= {f"host_{name}": value for name, value in below.items()}
         if self.on_disk is not None:
-            on_disk = self.on_disk.disk.stats()
-            cache |= {f"disk_{name}": value for name, value in on_disk.items()}
+            disk = self.on_disk.disk
+            kind = "disk" if disk.is_disk else "handed_over"
+            cache |= {f"{kind}_{name}": value for name, value in disk.stats().items()}
         return self.holds.stats(self.geometry.frame_bytes) | cache
 
     def check_invariants(self, sequences: list[Sequence]) -> None:

@@ -39,12 +39,18 @@ NO_LIMIT = 1 << 62  # bytes: parts are kept as long as somebody has promised the
 
 
 class MemoryParts(Parts):
-    """Parts in memory, in place of a folder on disk."""
+    """Parts in memory, in place of a folder on disk.
+
+    Args:
+        root: of the parts.
+        needs: whether somebody needs a part still. One that came too late is not kept.
+    """
 
     path = Path("memory")
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, needs: Callable[[str], bool] = lambda name: True) -> None:
         super().__init__(root, NO_LIMIT)
+        self._needs = needs
         self._parts: dict[str, Part] = {}
 
     def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
@@ -57,6 +63,8 @@ class MemoryParts(Parts):
         self._parts[name] = part
         num_bytes = sum(array.nbytes for array in part.arrays.values())
         self._add(name, num_bytes)
+        if not self._needs(name):  # looked at last, for it may be taken back meanwhile
+            self.remove(name)
         return num_bytes
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
@@ -111,7 +119,7 @@ class HandOver:
     """
 
     def __init__(self, root: str) -> None:
-        self.folder = MemoryParts(root)
+        self.folder = MemoryParts(root, self.needs)
         self._promises: dict[str, Promise] = {}
         self._needed = Counter[str]()  # how many promises need each part
         self._lock = threading.Lock()
@@ -151,7 +159,8 @@ class HandOver:
 
     def needs(self, part: str) -> bool:
         """Whether a promise has a part."""
-        return part in self._needed
+        with self._lock:
+            return self._needed[part] > 0
 
     def arrived(self, name: str) -> None:
         """All parts of a promised prefix are there."""
@@ -219,6 +228,16 @@ class _Side(Disk):
 
     def use(self, chain: Chain, position: int) -> None:
         """Nothing goes by age."""
+
+    def stats(self) -> dict[str, int | float]:
+        """What came from the other side, and what should have and did not."""
+        counters = self.counters
+        return {
+            "prefixes": counters.loads,
+            "bytes": counters.loaded_bytes,
+            "tokens": counters.loaded_tokens,
+            "failed": counters.loads_failed,
+        }
 
     @property
     def about(self) -> str:

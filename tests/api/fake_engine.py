@@ -77,7 +77,7 @@ class FakeEngine:
             adjust_bytes=512,
             total_bytes=5 << 20,
         )
-        self.device = Device(num_bytes=1 << 30)
+        self.device, self.disk = Device(num_bytes=1 << 30), None
         self.backend, self.about_loops = XLA, ""
         self.not_triton, self.left_to_xla, self.about_disk = {}, {}, ""
         root = Node(np.zeros(0, np.int32), 0)

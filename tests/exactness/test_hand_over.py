@@ -38,7 +38,7 @@ def test_tokens_are_those_of_one_engine(name, plain_of):
         pair = Pair(config, params, FLOAT32, room=ROOM)
         run = drive(pair, jobs, Poison(pair.decode))
         assert plain_of(name).mismatches(run.requests) == []
-    assert pair.handed_over > 10 and run.moved["disk_loads"] > 5, run.moved
+    assert pair.handed_over > 10 and run.moved["handed_over_prefixes"] > 5, run.moved
     assert not len(pair.shared) and not pair.shared.folder.num_files
 
 
@@ -61,7 +61,7 @@ def test_the_two_engines_may_differ(name, how, plain_of):
         pair = Pair(config, params, FLOAT32, room=ROOM, other=OTHER[how])
         run = drive(pair, jobs, Poison(pair.decode))
         assert plain_of(name).mismatches(run.requests) == []
-    assert pair.handed_over > 10 and run.moved["disk_loads_failed"] == 0
+    assert pair.handed_over > 10 and run.moved["handed_over_failed"] == 0
 
 
 def test_pages_of_fp8_are_handed_over_as_they_are(plain_of):
@@ -240,7 +240,7 @@ def test_what_never_comes_is_computed(plain_of, monkeypatch):
         pair = Pair(config, params, FLOAT32, room=ROOM)
         run = drive(pair, jobs)
         assert plain_of("bamba").mismatches(run.requests) == []
-    assert run.moved["disk_loads"] == 0 and not len(pair.shared)
+    assert run.moved["handed_over_prefixes"] == 0 and not len(pair.shared)
 
 
 def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
@@ -258,7 +258,7 @@ def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
         pair = Pair(config, params, FLOAT32, room=ROOM)
         run = drive(pair, jobs)
         assert plain_of("bamba").mismatches(run.requests) == []
-    assert run.moved["disk_loads"] == 0 < run.moved["disk_loads_failed"]
+    assert run.moved["handed_over_prefixes"] == 0 < run.moved["handed_over_failed"]
     assert "other arrays than the model" in caplog.text
 
 

@@ -77,6 +77,16 @@ def test_parts_go_with_the_last_promise_that_has_them():
     assert not over.folder.num_files and not over.folder.num_bytes and not len(over)
 
 
+def test_a_part_that_comes_after_its_promise_was_taken_back_is_not_kept():
+    over = shared()
+    name = over.promise(TOKENS, 320)
+    parts = over.known(name).parts
+    over.take_back(name)
+    for part in parts:
+        over.folder.write(part, {}, {})
+    assert not over.folder.num_files and not over.folder.num_bytes
+
+
 def test_a_promise_that_is_taken_back_fails_those_that_wait():
     over, told = shared(), []
     name = over.promise(TOKENS, 320)

@@ -22,6 +22,7 @@ from hybrid_jax.api.completions import Job
 from hybrid_jax.api.threads.calls import CLOSED, Call, News
 from hybrid_jax.api.threads.commands import Command, CommandLoop
 from hybrid_jax.api.threads.engine_thread import EngineThread
+from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.cluster.router import Router
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -124,6 +125,7 @@ class Dispatcher(CommandLoop):
 
     Args:
         router: chooses.
+        prefill: has prompts computed by replicas that do nothing else; None if there are none.
 
     Attributes:
         threads: those of the replicas, also of those that left.
@@ -131,9 +133,9 @@ class Dispatcher(CommandLoop):
         present: the numbers of those that are there. Replaced as a whole, so that any thread may read it.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, prefill: PrefillSide | None = None) -> None:
         super().__init__()
-        self._router = router
+        self._router, self.prefill = router, prefill
         self.threads: list[EngineThread] = []
         self.present: tuple[int, ...] = ()
         self._joints: dict[Call, Joint] = {}
@@ -209,13 +211,17 @@ class Dispatcher(CommandLoop):
             thread = self.threads[replica]
             for job in own:
                 job.reach(thread.compile_seconds)
+            if self.prefill is not None:
+                for job in own:
+                    hit_len = 0 if job.decision is None else job.decision.hit_len
+                    self.prefill.ask(joint.owners[job], job, hit_len)
             part = Part(joint, own, replica, self)
             joint.parts.append(part)
             thread.begin([part])
 
     def _parted(self, joint: Joint, jobs: Sequence[Job]) -> dict[int, list[Job]]:
         """Prompts by the replicas that get them, in the order in which replicas get their first one."""
-        if not self.present:
+        if not self._router.present:
             raise none_left(self.gone)
         prompts = {joint.owners[job]: np.asarray(_tokens(job), np.int32) for job in jobs}
         by_owner = {joint.owners[job]: job for job in jobs}
@@ -243,8 +249,14 @@ class Dispatcher(CommandLoop):
     def _computed(self, owner: str) -> None:
         if owner in self._where:
             self._router.computed(owner)
+        self._let_prefix_go(owner)
+
+    def _let_prefix_go(self, owner: str) -> None:
+        if self.prefill is not None:
+            self.prefill.let_go(owner)
 
     def _let_end(self, owner: str) -> None:
+        self._let_prefix_go(owner)
         if self._where.pop(owner, None) is not None:
             self._router.ended(owner)
 
@@ -260,8 +272,11 @@ class Dispatcher(CommandLoop):
             return
         self.present = tuple(other for other in self.present if other != replica)
         self.gone[replica] = error
+        if self.prefill is not None:
+            self.prefill.gone(replica)
         for owner in self._router.leave(replica):
             self._where.pop(owner, None)
+            self._let_prefix_go(owner)
         LOG.warning(
             "replica %d has ended%s; its requests go to those that are left: %d",
             replica,

@@ -70,6 +70,11 @@ class Front(ABC):
     def num_replicas(self) -> int:
         """How many engines there are."""
 
+    @property
+    def num_prefill(self) -> int:
+        """How many of them only compute prompts."""
+        return 0
+
     @abstractmethod
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""

@@ -12,6 +12,7 @@ from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
 from hybrid_jax.api.threads.calls import CLOSED, Call
 from hybrid_jax.api.threads.commands import CommandLoop
+from hybrid_jax.schedule.request import Request
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -38,6 +39,11 @@ class Loop(CommandLoop):
         # Requests that the engine may still hold, but nobody waits for.
         self._leaving: set[str] = set()
         self._stuck = False  # the last turn failed while no call was waiting
+        # What is computed for other engines: what is told when it ends, by the engine's request id.
+        self._prefixes: dict[str, Callable[[], None]] = {}
+        self._computed: list[
+            Callable[[], None]
+        ] = []  # those that ended, whose copies may not be made yet
         engine.watch_compiling(self._compiling)
 
     # --- the thread -------------------------------------------------------------------------------
@@ -59,6 +65,7 @@ class Loop(CommandLoop):
         except BaseException as mistake:  # a bug here; callers must not wait for ever
             error = mistake
         self._ended = error
+        self._give_prefixes_up()
         self._on_end(error)
         for call in list(self._calls):
             call.lost(error)
@@ -93,6 +100,7 @@ class Loop(CommandLoop):
         try:
             self._let_go()
             if not (self.engine.has_work or self.engine.has_saves):
+                self._tell_computed()
                 if self._calls:
                     raise RuntimeError("LLM: the engine is idle while requests are unfinished")
                 return
@@ -103,6 +111,8 @@ class Loop(CommandLoop):
         now = time.perf_counter()
         news: dict[Call, list[Delta]] = {}
         for result in results:
+            if result.finished and (told := self._prefixes.pop(result.request.request_id, None)):
+                self._computed.append(told)
             entry = self._live.get(result.request.request_id)
             if entry is None:  # it ended at a stop string, or its caller has left
                 continue
@@ -124,6 +134,14 @@ class Loop(CommandLoop):
         for call, deltas in news.items():
             if not call.over:
                 self._tell(call, deltas)
+        if self._computed and not self.engine.has_saves:
+            self._tell_computed()
+
+    def _tell_computed(self) -> None:
+        """Tells of prefixes whose copies were handed over, or that will never come."""
+        told, self._computed = self._computed, []
+        for tell in told:
+            tell()
 
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
@@ -180,13 +198,24 @@ class Loop(CommandLoop):
         """
         if self._stopping:
             return  # what ends all calls comes next
+        had_prefixes = bool(self._prefixes)
+        self._give_prefixes_up()
         if not self._calls:
+            if had_prefixes:
+                return
             # The next call ends what is left, and gets the error if that fails.
             self._stuck = True
             return
         new = [c for c in self._calls if all(job.first_token_time is None for job in c.jobs)]
         for call in new or list(self._calls):
             self.end_call(call, error, engine_failed=True)
+
+    def _give_prefixes_up(self) -> None:
+        """Nothing of what is computed for other engines will come."""
+        self._leaving |= self._prefixes.keys()
+        self._computed += self._prefixes.values()
+        self._prefixes.clear()
+        self._tell_computed()
 
     def _let_go(self) -> None:
         """Takes requests that nobody waits for out of the engine."""
@@ -225,6 +254,27 @@ class Loop(CommandLoop):
                 if not call.keeps_errors:
                     raise own from error
                 self._fail_prompt(call, job, own)
+
+    def compute_prefix(self, request: Request, told: Callable[[], None]) -> None:
+        """Computes a prompt for another engine.
+
+        Args:
+            request: reads only.
+            told: called once what was to come of it has been handed over, or will not come.
+        """
+        self._let_go()
+        try:
+            self.engine.add(request)
+        except BaseException:
+            told()
+            raise
+        self._prefixes[request.request_id] = told
+
+    def drop_prefix(self, request_id: str) -> None:
+        """Nobody waits for a prompt any more that is computed for another engine. Unknown ids are ignored."""
+        if (told := self._prefixes.pop(request_id, None)) is not None:
+            self._leaving.add(request_id)
+            told()
 
     def end_call(
         self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False

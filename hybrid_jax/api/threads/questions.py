@@ -177,7 +177,10 @@ def cache_nodes(engine: Engine, num_tokens: int) -> list[tuple[NodeLine, list[in
         return ids_of(tokens)
 
     memory = engine.scheduler.memory
-    lines = describe_tree(tree.root, text_of, tiers_below(memory.below, memory.on_disk))
+    on_disk = memory.on_disk
+    if on_disk is not None and not on_disk.disk.is_disk:
+        on_disk = None
+    lines = describe_tree(tree.root, text_of, tiers_below(memory.below, on_disk))
     return list(zip(lines, first, strict=True))
 
 

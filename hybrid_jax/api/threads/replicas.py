@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from hybrid_jax.api.threads.dispatcher import Dispatcher, none_left
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.cluster.router import ReplicaCosts, Router
 from hybrid_jax.cluster.watch import TreeWatcher
 from hybrid_jax.costs import CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE, frame_costs
+from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -41,6 +44,7 @@ class Replicas(Front):
         engines: one for each replica, with the same model and settings.
         record, quiet: as in `EngineThread`. Several threads call `record`.
         router: decides; as many replicas as there are engines.
+        prefill: has prompts computed by the engines that the router never chooses; None if there are none.
     """
 
     def __init__(
@@ -49,14 +53,18 @@ class Replicas(Front):
         *,
         record: Callable[[Job], None],
         router: Router,
+        prefill: PrefillSide | None = None,
         quiet: bool = False,
     ) -> None:
-        self._dispatcher = dispatcher = Dispatcher(router)
+        self._dispatcher = dispatcher = Dispatcher(router, prefill)
+        self._num_prefill = len(engines) - len(router.present)
         for replica, engine in enumerate(engines):
             ended = functools.partial(dispatcher.note_gone, replica)
             thread = EngineThread(engine, record=record, quiet=quiet, on_end=ended)
             dispatcher.threads.append(thread)
         dispatcher.present = tuple(range(len(engines)))
+        if prefill is not None:
+            prefill.threads = dispatcher.threads
         super().__init__(dispatcher.threads[0].facts)
         self._thread = threading.Thread(
             target=dispatcher.run, name="hybrid_jax-dispatcher", daemon=True
@@ -77,6 +85,11 @@ class Replicas(Front):
     def num_replicas(self) -> int:
         """How many are there now."""
         return len(self._dispatcher.present)
+
+    @property
+    def num_prefill(self) -> int:
+        """How many there were at the beginning that only compute prompts."""
+        return self._num_prefill
 
     def submit(self, calls: Sequence[Call]) -> None:
         """As `EngineThread.submit`."""
@@ -202,24 +215,53 @@ class Replicas(Front):
 
 
 def router_of(engines: Sequence[Engine]) -> Router:
-    """A router that the caches of engines, which are alike, tell what they have. No engine may run yet."""
-    first, on_cpu = engines[0], engines[0].device.is_host
-    scheduler, config = first.scheduler, first.engine_config
+    """A router over engines that go on from prompts, and their caches tell it what they have. No engine may run yet."""
+    senders = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Sender)]
+    model = _costs_of(engines[-1])
+    if senders:  # what a replica lacks comes from elsewhere, and costs the time to write it
+        moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
+        costs = replace(model.costs, flops_per_token=moved, flops_per_key=0, windows=())
+        model = replace(model, costs=costs)
+    return _router(engines, model, senders)
+
+
+def prefill_of(engines: Sequence[Engine], hand_over: HandOver | None) -> PrefillSide | None:
+    """What has prompts computed by those engines that hand them over; None if there are none."""
+    if hand_over is None:
+        return None
+    receivers = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Receiver)]
+    return PrefillSide(
+        hand_over,
+        _router(engines, _costs_of(engines[0]), receivers),
+        grain=max(engine.geometry.grain for engine in engines),
+        chunk=engines[0].engine_config.prefill_tokens,
+    )
+
+
+def _router(engines: Sequence[Engine], model: ReplicaCosts, others: Sequence[int]) -> Router:
+    """A router over engines that are alike, which chooses none of some others."""
+    router = Router(len(engines), model)
+    for replica, engine in enumerate(engines):
+        if replica in others:
+            router.leave(replica)
+            continue
+        tell = functools.partial(router.tell, replica)
+        has_state = engine.geometry.has_state
+        engine.watch_cache(TreeWatcher(model.grain, needs_slots=has_state, tell=tell))
+    return router
+
+
+def _costs_of(engine: Engine) -> ReplicaCosts:
+    on_cpu = engine.device.is_host
     per_byte = CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE
-    model = ReplicaCosts(
-        costs=scheduler.costs or frame_costs(first.geometry),
-        grain=first.geometry.grain,
-        max_rows=config.max_rows,
-        steps=config.steps_per_dispatch,
+    return ReplicaCosts(
+        costs=engine.scheduler.costs or frame_costs(engine.geometry),
+        grain=engine.geometry.grain,
+        max_rows=engine.engine_config.max_rows,
+        steps=engine.engine_config.steps_per_dispatch,
         flops_per_byte=per_byte,
         flops_per_loaded_byte=(per_byte * (CPU_LOADED if on_cpu else GPU_LOADED),),
     )
-    router = Router(len(engines), model)
-    for replica, engine in enumerate(engines):
-        tell = functools.partial(router.tell, replica)
-        has_state = first.geometry.has_state
-        engine.watch_cache(TreeWatcher(model.grain, needs_slots=has_state, tell=tell))
-    return router
 
 
 def _drop(dispatcher: Dispatcher) -> None:

@@ -191,7 +191,7 @@ class OnDisk:
             if found is None:
                 queued.num_reads = MOST_TRIES
                 return Fetched.NOTHING
-            if len(self._reads) >= MOST_READS:
+            if self.disk.is_disk and len(self._reads) >= MOST_READS:
                 return Fetched.READING
             queued.num_reads += 1
             queued.read = self.disk.read(*found)
