@@ -53,6 +53,7 @@ FLOORS = {
     "benchmarks": 210,
     "cache": 370,
     "cli": 360,
+    "cluster": 75,
     "config": 120,
     "constraints": 1110,
     "docs": 180,
