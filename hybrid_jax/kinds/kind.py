@@ -15,9 +15,10 @@ from pallas_kernels.plan import Chip
 from pallas_kernels.row_product import plan as row_product
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
-OnDevices = Literal["parts", "first", "vocabulary"]
+OnDevices = Literal["parts", "runs", "first"]
 MATRICES: tuple[Draw, ...] = ("embedding", "matrix", "output")
 FLOAT32_BYTES = 4
+FILLED_TO = 8  # a multiple of this is what kernels take
 READOUT_FLOPS = 2  # of a state, for each of its elements
 
 
@@ -34,8 +35,8 @@ class Weight:
         plain: a small matrix that is always one array.
         format: how a matrix is kept, by its name in `products.formats.FORMATS`.
         on_devices: how devices that divide a model divide it. "parts": as the sizes of their parts say. "first": one
-            alone has it, because it is added to what they sum. "vocabulary": in equal runs of tokens, the last of which
-            may be filled up with zeros.
+            alone has it, because it is added to what they sum. "runs": in equal runs, the last of which may be filled
+            up with zeros: tokens of the vocabulary, hidden units.
     """
 
     shape: tuple[int, ...]
@@ -124,6 +125,13 @@ def divided(spec: Any, name: str, count: int) -> int:
             f"{count}"
         )
     return size // count
+
+
+def filled(spec: Any, name: str, count: int) -> int:
+    """A field of a part for one of `count` devices, whose parts may be filled up with zeros: hidden units."""
+    size = getattr(spec, name)
+    each = -(-size // count)
+    return each if each * count == size else -(-each // FILLED_TO) * FILLED_TO
 
 
 def shared(spec: Any, name: str, count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_jax.config import MLP, MoE
-from hybrid_jax.kinds.kind import Kind, OnDevices, StepSize, Weight, Weights, divided
+from hybrid_jax.kinds.kind import Kind, OnDevices, StepSize, Weight, Weights, divided, filled
 from pallas_kernels.grouped_linear.plan import why_unsupported
 from pallas_kernels.plan import Chip
 
@@ -19,7 +19,7 @@ class MLPKind(Kind):
         return _mlp(width, spec.width, spec)
 
     def shard(self, spec: MLP, count: int) -> MLP:
-        return replace(spec, width=divided(spec, "width", count))
+        return replace(spec, width=filled(spec, "width", count))
 
     def row_bytes(self, spec: MLP, step: StepSize) -> int:
         return _hidden(spec.kind, spec.width, step.product(spec.width) // spec.width, step.item)
@@ -59,7 +59,7 @@ class MoEKind(Kind):
     def shard(self, spec: MoE, count: int) -> MoE:
         """Each device has some of the experts, and chooses among all of them."""
         divided(spec, "num_experts", count)
-        return replace(spec, shared_width=divided(spec, "shared_width", count), shards=count)
+        return replace(spec, shared_width=filled(spec, "shared_width", count), shards=count)
 
     def active_weights(self, spec: MoE, tree: Weights) -> int:
         inactive = sum(weight.size for weight in experts_of(tree))
@@ -109,12 +109,15 @@ def _mlp(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> 
     """The weights of an MLP of `hidden` units, or of `count` such MLPs side by side."""
     lead = () if count is None else (count,)
     fused = (hidden,) * (_matrices(spec) - 1)
+    units: OnDevices = "runs" if count is None else "parts"
+    up = (*lead, width, sum(fused))
     tree = {
-        "up": Weight(shape=(*lead, width, sum(fused)), draw="matrix", fused=fused),
-        "down": Weight(shape=(*lead, hidden, width), draw="output"),
+        "up": Weight(shape=up, draw="matrix", fused=fused, on_devices=units),
+        "down": Weight(shape=(*lead, hidden, width), draw="output", on_devices=units),
     }
     if spec.bias:
-        tree["up_bias"] = Weight(shape=(*lead, sum(fused)), draw="zeros", fused=fused)
+        bias = (*lead, sum(fused))
+        tree["up_bias"] = Weight(shape=bias, draw="zeros", fused=fused, on_devices=units)
         # Of experts, the one that has it.
         once: OnDevices = "first" if count is None else "parts"
         tree["down_bias"] = Weight(shape=(*lead, width), draw="zeros", on_devices=once)

@@ -80,7 +80,7 @@ def model_weights(config: ModelConfig) -> Weights:
 
     tree = {
         "embed": Weight(
-            shape=(config.shard_vocab, config.width), draw="embedding", on_devices="vocabulary"
+            shape=(config.shard_vocab, config.width), draw="embedding", on_devices="runs"
         ),
         "layers": layers(config.layers),
         "norm": norm,
@@ -133,7 +133,7 @@ def _kept(tree: Any, config: ModelConfig) -> Any:
 
 def _head(config: ModelConfig) -> Weight:
     shape = (config.width, config.shard_vocab)
-    return Weight(shape=shape, draw="matrix", on_devices="vocabulary")
+    return Weight(shape=shape, draw="matrix", on_devices="runs")
 
 
 def _norm(config: ModelConfig, width: int | None = None) -> Weight | Weights:

@@ -69,10 +69,13 @@ class Split:
             return array if index == 0 else np.zeros_like(array)
         if self.axis is None:
             return array
-        if self.how == "vocabulary":
-            return self._run(array, index)
-        lead, parts = (slice(None),) * self.axis, self._slices(index)
-        return np.concatenate([array[(*lead, part)] for part in parts], self.axis)
+        lead, pieces = (slice(None),) * self.axis, []
+        for place, size in zip(self._slices(index), self.part, strict=True):
+            piece = array[(*lead, place)]
+            missing = size - piece.shape[self.axis]
+            filling = [(0, missing * (axis == self.axis)) for axis in range(array.ndim)]
+            pieces.append(np.pad(piece, filling) if missing else piece)
+        return np.concatenate(pieces, self.axis)
 
     def undivided_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a weight whose parts, one after the other, have this shape."""
@@ -85,38 +88,36 @@ class Split:
         """The weight whose parts, one after the other along the axis, are this array."""
         if self.axis is None:
             return array
-        shape = self.undivided_shape(array.shape)
-        if self.how != "parts":
-            return array[(slice(None),) * self.axis + (slice(shape[self.axis]),)]
-        found: np.ndarray = np.zeros(shape, array.dtype)
+        if self.how == "first":
+            return array[
+                (slice(None),) * self.axis + (slice(array.shape[self.axis] // self.count),)
+            ]
+        found: np.ndarray = np.zeros(self.undivided_shape(array.shape), array.dtype)
         for index, part in enumerate(np.split(array, self.count, self.axis)):
             self.put(found, part, index)
         return found
 
     def put(self, array: np.ndarray, part: np.ndarray, index: int) -> None:
-        """Writes a device's part into an array that is divided by its parts."""
-        assert self.axis is not None and self.how == "parts", self
+        """Writes a device's part into an array that is divided."""
+        assert self.axis is not None and self.how != "first", self
         lead, start = (slice(None),) * self.axis, 0
-        for place in self._slices(index):
-            size = place.stop - place.start
-            array[(*lead, place)] = part[(*lead, slice(start, start + size))]
+        for place, size in zip(self._slices(index), self.part, strict=True):
+            has = place.stop - place.start
+            array[(*lead, place)] = part[(*lead, slice(start, start + has))]
             start += size
 
     def _slices(self, index: int) -> Iterator[slice]:
-        """Which places along the axis a device has, in order."""
+        """Which places along the axis a device has, in order. Runs may end early, and are then filled up with zeros."""
         start = 0
         for whole, part in zip(self.whole, self.part, strict=True):
-            assert whole % part == 0, f"{self}: parts of {part} do not make {whole}"
-            first = start + index * (whole // part) // self.count * part
-            yield slice(first, first + part)
+            if self.how == "parts":
+                assert whole % part == 0, f"{self}: parts of {part} do not make {whole}"
+                first = start + index * (whole // part) // self.count * part
+                yield slice(first, first + part)
+            else:
+                first, last = (start + min(n * part, whole) for n in (index, index + 1))
+                yield slice(first, last)
             start += whole
-
-    def _run(self, array: np.ndarray, index: int) -> np.ndarray:
-        """Equal runs, the last of which is filled up with zeros."""
-        axis, [size] = self.axis or 0, self.part
-        part = array[(slice(None),) * axis + (slice(index * size, (index + 1) * size),)]
-        missing = size - part.shape[axis]
-        return np.pad(part, [(0, missing * (axis == n)) for n in range(array.ndim)])
 
 
 def splits(config: ModelConfig, count: int) -> Any:
@@ -141,7 +142,8 @@ def _split(whole: Weight, part: Weight, count: int) -> Split:
         return Split(count=count, axis=0, how="first")
     last = len(whole.shape) - 1
     if whole.fused != part.fused:
-        return Split(count=count, axis=last, whole=whole.fused, part=part.fused)
+        how = whole.on_devices
+        return Split(count=count, axis=last, whole=whole.fused, part=part.fused, how=how)
     cut = [axis for axis in range(last + 1) if whole.shape[axis] != part.shape[axis]]
     if not cut:
         return Split(count=count)

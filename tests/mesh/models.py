@@ -55,6 +55,12 @@ GROUPED = MoE(
 )
 
 
+# No number of devices divides these.
+ODD = MLP(width=37, bias=True)
+ODD_RELU2 = MLP(width=23, kind="relu2", bias=True)
+ODD_SHARED = MoE(num_experts=HEADS, top_k=3, width=7, shared_width=11, shared_gate=True)
+
+
 def _config(*layers, **settings) -> ModelConfig:
     shape = {"family": "divided", "width": 28, "vocab_size": VOCAB, "max_position": 512}
     return ModelConfig(layers=layers, **shape | settings)
@@ -94,6 +100,10 @@ DIVIDED = {
     "mamba1": (_config(*_layers((CHANNELS, WIDE), (CHANNELS, None))), (2, 3, 4, 8)),
     "short_conv": (_config(*_layers((SHORT, WIDE), (ONE_KV, None), (SHORT, None))), (2, 3, 4, 8)),
     "experts": (_config(*_layers((ONE_GROUP, EXPERTS), (ONE_KV, GROUPED))), (2, 3, 4, 8)),
+    "uneven": (
+        _config(*_layers((ONE_KV, ODD), (ONE_GROUP, ODD_RELU2), (ONE_KV, ODD_SHARED))),
+        (2, 3, 8),
+    ),
     "parallel": (
         _config(*_layers((ONE_GROUP, MANY_KV, WIDE), (ONE_KEY, ONE_KV, WIDE))),
         (2, 3, 4, 8),

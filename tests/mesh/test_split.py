@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import Attention, Mamba2, MoE
+from hybrid_jax.config import MLP, Attention, Mamba2, MoE
 from hybrid_jax.kinds.table import kind_of, model_weights
 from hybrid_jax.mesh.split import Split, shard_config, splits
 from tests.mesh.models import DIVIDED, HEADS
@@ -37,10 +37,26 @@ def test_fewer_heads_than_devices_are_repeated_in_runs():
 
 
 def test_a_vocabulary_is_filled_up():
-    split = Split(count=3, axis=0, whole=(5,), part=(2,), how="vocabulary")
+    split = Split(count=3, axis=0, whole=(5,), part=(2,), how="runs")
     assert [split.cut(np.arange(5), i).tolist() for i in range(3)] == [[0, 1], [2, 3], [4, 0]]
-    more = Split(count=4, axis=0, whole=(5,), part=(2,), how="vocabulary")
+    more = Split(count=4, axis=0, whole=(5,), part=(2,), how="runs")
     assert more.cut(np.arange(5), 3).tolist() == [0, 0]
+
+
+def test_hidden_units_are_filled_up_each_run_of_them_by_itself():
+    split = Split(count=2, axis=1, whole=(3, 3), part=(2, 2), how="runs")  # gate and up
+    array = np.array([[1, 2, 3, 4, 5, 6]])
+    assert [split.cut(array, i).tolist() for i in range(2)] == [[[1, 2, 4, 5]], [[3, 0, 6, 0]]]
+    assert split.undivided(joined(split, array)).tolist() == array.tolist()
+    none = Split(count=4, axis=0, whole=(5,), part=(8,), how="runs")
+    assert [none.cut(np.arange(5), i).sum() for i in range(4)] == [10, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("width", "count", "part"), [(512, 2, 256), (512, 3, 176), (37, 2, 24), (5, 8, 8)]
+)
+def test_hidden_units_of_each_device_are_a_multiple_of_eight_or_an_equal_part(width, count, part):
+    assert kind_of(MLP(width=width)).shard(MLP(width=width), count).width == part
 
 
 def test_what_is_added_to_a_sum_is_on_the_first_device_alone():
@@ -85,11 +101,6 @@ def test_parts_have_the_shapes_of_the_model_that_a_device_runs(name, count):
             "norm_groups .* got 3 and 2",
         ),
         (MoE(num_experts=5, top_k=1, width=4), 2, "num_experts of MoE layers .* got 5 and 2"),
-        (
-            MoE(num_experts=4, top_k=1, width=4, shared_width=5),
-            2,
-            "shared_width .* got 5 and 2",
-        ),
     ],
 )
 def test_what_cannot_be_divided_is_named_with_its_numbers(spec, count, message):
