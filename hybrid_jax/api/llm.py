@@ -98,7 +98,9 @@ class LLM(Reader):
             parallelism). "dp=2" makes two replicas: each has a whole model, rows and a prefix cache of its own, and a
             prompt goes to one of them. "dp=2,tp=2" makes two replicas of two devices each. A `jax.sharding.Mesh` with
             axes "dp" and "tp" names the devices. `memory` is then that of each device, and `host_memory` and `max_rows`
-            are those of each replica. Replicas share one `cache_dir`. None for one device.
+            are those of each replica. Replicas share one `cache_dir`. "prefill=1,decode=2" makes one replica that only
+            computes prompts and two that go on from them, so that a long prompt does not hold up other texts; "tp" may
+            be added, and `cache_dir` does not go with it yet. None for one device.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.

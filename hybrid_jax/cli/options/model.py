@@ -85,8 +85,8 @@ CheckpointsOption = Annotated[
 MeshOption = Annotated[
     str | None,
     typer.Option(
-        help="Devices that divide the model, like tp=4, or replicas, like dp=2 or dp=2,tp=2. Memory is then that of "
-        "each device.",
+        help="Devices that divide the model, like tp=4, or replicas, like dp=2 or dp=2,tp=2, or some replicas that "
+        "only compute prompts for others, like prefill=1,decode=2. Memory is then that of each device.",
         show_default="one device",
     ),
 ]
