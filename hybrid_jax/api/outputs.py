@@ -46,7 +46,8 @@ class RequestMetrics:
         first_token_compile_s: those of them before the first token.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that came from the prefix cache.
         num_loaded_tokens: those of the cached ones that the arena did not have.
-        loaded_from: the tier that these were copied from, "the host's memory" or "the disk"; "" for none.
+        loaded_from: where these were copied from: "the host's memory", "the disk", or "another engine", which computed
+            them for this one; "" for none.
         num_generation_tokens: tokens generated, in all completions together.
         num_first_tokens: those of them that came together with the first one, since a dispatch brings several.
         num_preemptions: how often it gave its memory back and started again.

@@ -45,15 +45,20 @@ def part(prompts: Sequence[np.ndarray], count: int, costs: Costs, grain: int) ->
         done = ends[begin - 1] - again[begin] if 0 < begin < len(order) else min(begin, 1) * total
         size = (total - done) / left
         target, slack = done + size, SLACK * size
-        first = max(begin, int(np.searchsorted(ends, target - slack)))
-        last = min(len(order) - 1, int(np.searchsorted(ends, target + slack)))
-        nearest = max(begin, int(np.searchsorted(ends, target)))
-        # The next part begins at one of these places.
-        places = range(first, last + 1)
+        # The next part begins at one of these places: what comes before it is nearly the target.
+        first = int(np.searchsorted(ends, target - slack)) + 1
+        last = int(np.searchsorted(ends, target + slack, side="right"))
+        nearest = int(np.searchsorted(ends, target)) + 1
+        if (
+            nearest - 1 > begin
+            and target - ends[nearest - 2] < ends[min(nearest, len(ends)) - 1] - target
+        ):
+            nearest -= 1
+        places = range(max(begin, first), min(len(order) - 1, last) + 1)
         cuts.append(
             min(places, key=lambda place: (again[place], abs(place - nearest)))
             if places
-            else min(nearest, len(order))
+            else max(begin, min(nearest, len(order)))
         )
     cuts.append(len(order))
     return [order[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]

@@ -138,6 +138,8 @@ def model_facts(
         "num_layers": len(config.layers),
         "parameters": weight_count(config),
         "shards": config.shards,
+        "replicas": 1,
+        "prefill_replicas": 0,
         "weight_bytes": room.weight_bytes,
         "flops_per_token": prefill_flops(config, 1),
         "cut_saves": share_saved(config),

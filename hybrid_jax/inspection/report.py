@@ -148,7 +148,8 @@ def inspect_model(
     require_pinned(engine, where)
     found = model_facts(config, engine, where, choose)
     found |= {"left_out": [], "weights_problem": None}
-    found["parameters"], found["replicas"] = weight_count(whole), shape.dp
+    found["parameters"] = weight_count(whole)
+    found |= {"replicas": shape.num_replicas, "prefill_replicas": shape.prefill}
     if folder is not None and folder.is_dir():
         found["left_out"] = left_out(folder)
         # orbax has those of a stored model, and a model with a cut names another directory
@@ -216,7 +217,7 @@ class ModelReport(dict[str, Any]):
         told = {
             device: _fits_device(self),
             **({"card": _card(self)} if self["platform"] == "gpu" else {}),
-            **_mesh(self["replicas"], self["shards"]),
+            **_mesh(self["replicas"], self["shards"], self["prefill_replicas"]),
             "family": f"{self['family']}, width {self['width']:,}, vocabulary {self['vocab_size']:,}",
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
@@ -291,7 +292,7 @@ class ModelReport(dict[str, Any]):
         return told
 
 
-def _mesh(replicas: int, shards: int) -> dict[str, str]:
+def _mesh(replicas: int, shards: int, prefill: int) -> dict[str, str]:
     """A line on devices, if there are several."""
     if replicas == shards == 1:
         return {}
@@ -302,6 +303,8 @@ def _mesh(replicas: int, shards: int) -> dict[str, str]:
         said = f"{replicas} replicas of one device each; all sizes and costs below are those of one"
     else:
         said = f"{replicas} replicas, each divided over {shards} devices; {said.replace('each', 'each device')}"
+    if prefill:
+        said += f". {prefill} of the replicas compute prompts for the others"
     return {"mesh": said}
 
 

@@ -314,6 +314,7 @@ class Receiver(_Side):
 
         def go_on() -> None:
             if promise is None or promise.state == "failed":
+                self.counters.loads_failed += 1
                 found.fail()
                 found.finish()
             else:

@@ -211,6 +211,7 @@ class Together(OwnRouting):
     """Sees all prompts at once."""
 
     def __init__(self, trace):
+        super().__init__()
         self.trace = trace
 
     def begin(self, engines):

@@ -1,8 +1,8 @@
 """Who gets which prompt, where there are several engines: a thread that decides, and what joins the news of the parts.
 
-The thread waits for no engine, so it answers at once. It alone uses the router. Threads of engines tell it what began
-and what ended by commands. They join their news themselves, behind a lock that no caller takes: a caller may be
-interrupted, and may be the garbage collector.
+The thread waits for no engine, so it answers at once. It alone asks the router; threads of engines tell the router what
+their caches have, and tell this thread by commands what began and what ended. They join their news themselves, behind a
+lock that no caller takes: a caller may be interrupted, and may be the garbage collector.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Replicas(Front):
         quiet: bool = False,
     ) -> None:
         self._dispatcher = dispatcher = Dispatcher(router, prefill)
-        self._num_prefill = len(engines) - len(router.present)
+        self._prefill = set(range(len(engines))) - set(router.present)
         for replica, engine in enumerate(engines):
             ended = functools.partial(dispatcher.note_gone, replica)
             thread = EngineThread(engine, record=record, quiet=quiet, on_end=ended)
@@ -88,8 +88,8 @@ class Replicas(Front):
 
     @property
     def num_prefill(self) -> int:
-        """How many there were at the beginning that only compute prompts."""
-        return self._num_prefill
+        """How many of them only compute prompts."""
+        return len(self._prefill.intersection(self._dispatcher.present))
 
     def submit(self, calls: Sequence[Call]) -> None:
         """As `EngineThread.submit`."""

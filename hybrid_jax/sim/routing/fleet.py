@@ -15,13 +15,14 @@ from hybrid_jax.costs import Costs
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from hybrid_jax.sim.prefix_cache.virtual_engine import Turns, VirtualEngine
+from hybrid_jax.sim.routing.rivals import Replica
 
 
 class Routing(Protocol):
     """Chooses between the replicas of a fleet, and is told what becomes of requests."""
 
-    def begin(self, engines: Sequence[VirtualEngine]) -> None:
-        """Sees the engines before the first request."""
+    def begin(self, engines: Sequence[Replica]) -> None:
+        """Sees the replicas before the first request."""
 
     def choose(self, name: str, prompt: np.ndarray, now: float) -> int:
         """The replica of a request, by its name and its prompt int32[n]."""

@@ -24,7 +24,8 @@ class Replica(Protocol):
     """As much of a replica as a router may look at."""
 
     @property
-    def tree(self) -> RadixTree | None: ...
+    def tree(self) -> RadixTree | None:
+        """Its prefix tree; None if the cache is off."""
 
 
 class Rival:

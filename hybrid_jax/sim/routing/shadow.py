@@ -10,7 +10,7 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.prefix_cache.timing import summary
+from hybrid_jax.sim.routing.fleet import Routing
 
 
 class ShadowRequest(NamedTuple):
@@ -66,15 +67,6 @@ class ShadowReplica:
         return self._free_at, self._free_at + tokens * self._step_s
 
 
-class ShadowRouting(Protocol):
-    """As `Routing`."""
-
-    def begin(self, engines: Sequence[ShadowReplica]) -> None: ...
-    def choose(self, name: str, prompt: np.ndarray, now: float) -> int: ...
-    def computed(self, name: str) -> None: ...
-    def ended(self, name: str, num_tokens: int) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShadowResult:
     """What a router did.
@@ -95,7 +87,7 @@ class ShadowResult:
 
 def run_shadow(
     requests: Iterable[ShadowRequest],
-    routing: ShadowRouting,
+    routing: Routing,
     replicas: Sequence[ShadowReplica],
     *,
     block_tokens: int,
