@@ -34,7 +34,9 @@ MOST_DELAY = 10.0  # the most that a FLOP on a busy replica is thought to delay 
 # Decisions, for each replica, over which the work that it was given is summed, and what this sum weighs.
 GIVEN_OVER, GIVEN_WEIGHS = 32, 0.1
 REFRESHED = 8  # decisions after which averages are brought up to date
-MANY = 4  # prompts for each replica, from which on they are parted as a whole
+# Prompts for each replica from which on they are parted as a whole. If more than such a share of them is cached, each
+# goes where it is.
+MANY, CACHED = 4, 0.1
 NEWS_KEPT = 4096  # that wait for the next decision
 
 
@@ -233,7 +235,7 @@ class Router:
     def _parts(self, prompts: Sequence[np.ndarray]) -> Iterator[tuple[list[int], int | None]]:
         """Prompts in the order to choose for them, with the replica of each part, if they are parted."""
         free = set(self.present)
-        if len(prompts) < MANY * len(free) or len(free) < 2:
+        if len(prompts) < MANY * len(free) or len(free) < 2 or self._share_cached(prompts) > CACHED:
             yield prefix_order(prompts, self.model.grain), None
             return
         for indices in part(prompts, len(free), self.model.costs, self.model.grain):
@@ -241,13 +243,25 @@ class Router:
             free.discard(only)
             yield indices, only
 
+    def _share_cached(self, prompts: Sequence[np.ndarray]) -> float:
+        """The share of the FLOPs of prompts that replicas have cached, each prompt where most of it is."""
+        total = least = 0.0
+        for tokens in prompts:
+            whole = self.model.costs.flops(len(tokens))
+            total, least = total + whole, least + float(self._left_of(tokens, whole).min())
+        return 1 - least / total if total else 0.0
+
     def _best_for(self, prompts: Sequence[np.ndarray], free: set[int]) -> int:
         """The one of some replicas that has most of these prompts and least to do."""
         left = self._waits.copy()
         for tokens in prompts:
-            names = prefix_names(tokens, self.model.grain).tolist()
-            left += self._left(names, self.model.costs.flops(len(tokens)), len(tokens) - 1)[0]
+            left += self._left_of(tokens, self.model.costs.flops(len(tokens)))
         return min(free, key=lambda replica: (left[replica], replica))
+
+    def _left_of(self, tokens: np.ndarray, whole: float) -> np.ndarray:
+        """float64[count] what is left of a prompt on each replica."""
+        names = prefix_names(tokens, self.model.grain).tolist()
+        return self._left(names, whole, len(tokens) - 1)[0]
 
     def _choose(
         self, owner: str, tokens: np.ndarray, limit: int, only: int | None = None

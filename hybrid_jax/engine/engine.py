@@ -222,6 +222,7 @@ class Engine:
         with self._books(unchanged_by=ValueError):
             self.runner.programs.serving.note_requests(self._live.values())
             request.notes.generation = self.runner.programs.serving.begin(request)
+            request.notes.num_reported = len(request.output.token_ids)
             self.scheduler.add(request)
             self._live[request.request_id] = request
 

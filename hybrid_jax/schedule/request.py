@@ -221,7 +221,6 @@ class Request:
         new.course.num_preemptions = self.course.num_preemptions
         new.course.without_drafts = self.course.without_drafts
         new.course.drafts.windows += self.course.drafts.windows
-        new.notes.num_reported = num_tokens
         return new
 
     @property

@@ -159,7 +159,7 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"mesh": "2"},
             ValueError,
-            "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got '2'",
+            "LLM: mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got '2'",
         ),
         ({"tp": 2}, TypeError, "did you mean mesh .like 'tp=4'"),
         ({"mesh": "tp=64"}, ValueError, "num_heads of .* layers must be a multiple of the devices"),

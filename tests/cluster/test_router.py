@@ -206,6 +206,16 @@ def test_many_that_come_together_go_where_their_beginnings_are():
     found.choose("new", tokens(9, 50))  # nothing of the refused ones was sent
 
 
+def test_sessions_that_come_together_go_back_each_to_its_own_replica():
+    found, rng = router(3), np.random.default_rng(0)
+    where = {f"{n}": int(rng.integers(3)) for n in range(30)}
+    prompts = {name: tokens(int(name), 200 + 7 * int(name)) for name in where}
+    for name, replica in where.items():
+        has(found, replica, prompts[name], len(prompts[name]) // 32 * 32 - 32)
+    chosen = found.choose_all(prompts)
+    assert {name: decision.replica for name, decision in chosen.items()} == where
+
+
 # --- the same again ---------------------------------------------------------------------------------
 
 

@@ -19,6 +19,8 @@ from hybrid_jax.config.mesh import MeshShape, devices_of, read_mesh
         ("dp=2", (2, 1)),
         ("dp=2,tp=2", (2, 2)),
         (" tp = 3 , dp=12 ", (12, 3)),
+        ("prefill=1,decode=2", (2, 1, 1)),
+        ("tp=4, decode=1, prefill=3", (1, 4, 3)),
     ],
 )
 def test_a_mesh_in_words(mesh, shape):
@@ -27,7 +29,7 @@ def test_a_mesh_in_words(mesh, shape):
 
 
 def test_the_words_of_a_mesh_can_be_read():
-    for shape in (MeshShape(dp=2), MeshShape(tp=3), MeshShape(dp=4, tp=2)):
+    for shape in (*map(MeshShape, (2, 1, 4), (1, 3, 2)), MeshShape(1, 1, 2), MeshShape(3, 2, 1)):
         assert read_mesh(shape.words) == shape
 
 
@@ -36,8 +38,18 @@ def test_the_words_of_a_mesh_can_be_read():
     ["", "2", "tp=0", "dp=0,tp=2", "tp=2,tp=2", "dp=2;tp=2", "pp=2", "tp=-1", "dp=2,", "tp=²"],
 )
 def test_other_words_are_named(mesh):
-    message = f"LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got {mesh!r}"
+    message = (
+        f"LLM: mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got {mesh!r}"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
+        read_mesh(mesh)
+
+
+@pytest.mark.parametrize(
+    "mesh", ["prefill=1", "tp=2,decode=1", "prefill=1,decode=1,dp=2", "prefill=1,dp=2"]
+)
+def test_both_sides_are_named_and_no_replicas_beside_them(mesh):
+    with pytest.raises(ValueError, match="must name both prefill and decode, .* and then no dp"):
         read_mesh(mesh)
 
 
@@ -74,4 +86,4 @@ class Mesh:
 )
 def test_the_devices_of_each_replica(sizes, devices):
     assert devices_of(Mesh(sizes)) == devices
-    assert read_mesh(Mesh(sizes)) == (len(devices), len(devices[0]))
+    assert read_mesh(Mesh(sizes)) == MeshShape(dp=len(devices), tp=len(devices[0]))

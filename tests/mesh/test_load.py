@@ -76,8 +76,14 @@ def test_an_orbax_directory(tmp_path):
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        ("tp=0", "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got 'tp=0'"),
-        ("four", "LLM: mesh must be like 'tp=4', 'dp=2' or 'dp=2,tp=2', got 'four'"),
+        (
+            "tp=0",
+            "LLM: mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got 'tp=0'",
+        ),
+        (
+            "four",
+            "LLM: mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got 'four'",
+        ),
         (4, "LLM: mesh must be like .* or a jax.sharding.Mesh, got 4"),
         ("tp=5", "num_heads of Attention layers must be a multiple of the devices .* and 5"),
     ],

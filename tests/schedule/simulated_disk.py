@@ -51,9 +51,13 @@ class SimulatedDisk:
     failing: float = 0.0
     slow: int = 4  # looks until a read is done, at most
     writing: bool = True
+    is_disk: bool = True
     has_room: bool = True
     counters: DiskCounters = field(default_factory=DiskCounters)
     entries: dict = field(default_factory=dict)
+
+    def early(self, chain, position):
+        return False
 
     def chain(self, tokens):
         return Chain(root_of(), tokens)

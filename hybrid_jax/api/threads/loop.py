@@ -111,9 +111,10 @@ class Loop(CommandLoop):
         now = time.perf_counter()
         news: dict[Call, list[Delta]] = {}
         for result in results:
-            if result.finished and (told := self._prefixes.pop(result.request.request_id, None)):
+            request_id = result.request.request_id
+            if result.finished and (told := self._prefixes.pop(request_id, None)):
                 self._computed.append(told)
-            entry = self._live.get(result.request.request_id)
+            entry = self._live.get(request_id)
             if entry is None:  # it ended at a stop string, or its caller has left
                 continue
             call, job, completion = entry

@@ -220,7 +220,8 @@ def router_of(engines: Sequence[Engine]) -> Router:
     model = _costs_of(engines[-1])
     if senders:  # what a replica lacks comes from elsewhere, and costs the time to write it
         moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
-        costs = replace(model.costs, flops_per_token=moved, flops_per_key=0, windows=())
+        # A model without keys and values has a state to move, whatever the length: tokens only tell prompts apart.
+        costs = replace(model.costs, flops_per_token=max(1.0, moved), flops_per_key=0, windows=())
         model = replace(model, costs=costs)
     return _router(engines, model, senders)
 
