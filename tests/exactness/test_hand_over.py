@@ -31,6 +31,7 @@ def short_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@left_to_all("mamba2", "bamba", "jamba", "with_latent", "with_fixed_decay", "llama")
 def test_tokens_are_those_of_one_engine(name, plain_of):
     config, params = load(name)
     jobs = conversations(config.vocab_size)
@@ -195,6 +196,7 @@ def test_pages_go_while_later_chunks_are_computed(monkeypatch):
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", range(10))
+@left_to_all(*(f"{seed}-" for seed in range(2, 10)))
 def test_an_engine_that_fails_costs_no_token(side, seed, plain_of, monkeypatch):
     """Of twenty turns at random, each fails after it was dispatched, so that the memory of the engine is lost."""
     config, params = load("bamba")

@@ -10,13 +10,15 @@ import pytest
 
 from hybrid_jax import LLM, CacheConfig, SamplingParams
 from hybrid_jax.engine.engine import Engine
-from tests.drawing import left_to_all
+from tests.drawing import EVERYTHING, left_to_all
 from tests.llms import engines_of
 from tests.mesh.models import DIVIDED, VOCAB
 from tests.mesh.running import GREEDY, SETTINGS
 from tests.tiny_models import redrawn
 
-MESHES = ("prefill=1,decode=1", "prefill=2,decode=2", "prefill=1,decode=1,tp=2")
+MESHES = ("prefill=2,decode=2", "prefill=1,decode=1,tp=2")
+if EVERYTHING:
+    MESHES += ("prefill=1,decode=1",)
 PROMPTS = [[(7 * n + k * k + k // 9) % VOCAB for k in range(150 + 37 * n)] for n in range(6)]
 GIVEN = [{"prompt_token_ids": ids} for ids in PROMPTS]
 SAMPLED = SamplingParams(n=3, max_tokens=20, temperature=0.9, top_k=20, seed=5, ignore_eos=True)
