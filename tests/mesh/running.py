@@ -29,6 +29,20 @@ def make(name, count=1, *, weights=0, **settings):
     return LLM.from_params(config, params, quiet=True, mesh=mesh, **SETTINGS | settings)
 
 
+def make_on(mesh, name, **settings):
+    """An LLM of one of `DIVIDED` on a mesh, with or without replicas."""
+    config, _ = DIVIDED[name]
+    if config.mtp:
+        settings = {"speculation": "mtp"} | settings
+    params = redrawn(config, seed=0)
+    return LLM.from_params(config, params, quiet=True, mesh=mesh, **SETTINGS | settings)
+
+
+def tokens_of(outputs):
+    """Tokens of all completions, by prompt."""
+    return [[one.token_ids for one in out.outputs] for out in outputs]
+
+
 @functools.cache
 def of_one_device(name):
     """`answers` of one device, cold and then with hits."""

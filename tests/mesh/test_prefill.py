@@ -8,13 +8,12 @@ import time
 
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, SamplingParams
+from hybrid_jax import CacheConfig, SamplingParams
 from hybrid_jax.engine.engine import Engine
 from tests.drawing import EVERYTHING, left_to_all
 from tests.llms import engines_of
-from tests.mesh.models import DIVIDED, VOCAB
-from tests.mesh.running import GREEDY, SETTINGS
-from tests.tiny_models import redrawn
+from tests.mesh.models import VOCAB
+from tests.mesh.running import GREEDY, make_on, tokens_of
 
 MESHES = ("prefill=2,decode=2", "prefill=1,decode=1,tp=2")
 if EVERYTHING:
@@ -24,16 +23,8 @@ GIVEN = [{"prompt_token_ids": ids} for ids in PROMPTS]
 SAMPLED = SamplingParams(n=3, max_tokens=20, temperature=0.9, top_k=20, seed=5, ignore_eos=True)
 
 
-def make(mesh=None, name="two_kv", **settings):
-    config, _ = DIVIDED[name]
-    if config.mtp:
-        settings = {"speculation": "mtp"} | settings
-    params = redrawn(config, seed=0)
-    return LLM.from_params(config, params, quiet=True, mesh=mesh, **SETTINGS | settings)
-
-
-def tokens_of(outputs):
-    return [[one.token_ids for one in out.outputs] for out in outputs]
+def make(mesh=None, *, name="two_kv", **settings):
+    return make_on(mesh, name, **settings)
 
 
 @pytest.fixture(scope="module")

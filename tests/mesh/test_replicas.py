@@ -12,16 +12,15 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, SamplingParams
+from hybrid_jax import CacheConfig, SamplingParams
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cluster.watch import resume_points
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.request import Request
 from tests.drawing import left_to_all
 from tests.llms import engines_of
-from tests.mesh.models import DIVIDED, VOCAB
-from tests.mesh.running import GREEDY, PROMPTS, SETTINGS, answers, of_one_device
-from tests.tiny_models import redrawn
+from tests.mesh.models import VOCAB
+from tests.mesh.running import GREEDY, PROMPTS, answers, make_on, of_one_device, tokens_of
 
 NAME = "two_kv"
 MESHES = ("dp=2", "dp=4", "dp=2,tp=2")
@@ -32,13 +31,7 @@ SMALL = {"max_rows": 2, "max_model_len": 256}
 
 
 def make(mesh=None, *, name=NAME, **settings):
-    config, _ = DIVIDED[name]
-    params = redrawn(config, seed=0)
-    return LLM.from_params(config, params, quiet=True, mesh=mesh, **SETTINGS | settings)
-
-
-def tokens_of(outputs):
-    return [[one.token_ids for one in out.outputs] for out in outputs]
+    return make_on(mesh, name, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +147,15 @@ def test_a_replica_that_left_loses_and_doubles_nothing(one, params, monkeypatch)
     prompts = [*GIVEN, *GIVEN]
     expected = one.generate(prompts, params)
     draw = random.Random(0)
-    for moment in (0, *(draw.randrange(1, 40) for _ in range(2))):
+    for moment in (0, *(draw.randrange(1, 20) for _ in range(2))):
         with make("dp=2") as llm:
-            deltas = []
+            deltas, where = [], llm._thread._dispatcher._where
             for number, delta in enumerate(llm.stream(prompts, params)):
-                if number == moment:
-                    llm._thread.take_out(draw.randrange(2))
+                there = {
+                    at for owner, at in where.copy().items() if delta.request_id in owner.split("/")
+                }
+                if number >= moment and llm._thread.num_replicas == 2 and there:
+                    llm._thread.take_out(there.pop())  # where a text is being written
                 deltas.append(delta)
             for index, out in enumerate(expected):
                 for completion in out.outputs:
