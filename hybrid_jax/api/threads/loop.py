@@ -41,9 +41,8 @@ class Loop(CommandLoop):
         self._stuck = False  # the last turn failed while no call was waiting
         # What is computed for other engines: what is told when it ends, by the engine's request id.
         self._prefixes: dict[str, Callable[[], None]] = {}
-        self._computed: list[
-            Callable[[], None]
-        ] = []  # those that ended, whose copies may not be made yet
+        # Those of them that ended, whose copies may not be made yet.
+        self._computed: list[Callable[[], None]] = []
         engine.watch_compiling(self._compiling)
 
     # --- the thread -------------------------------------------------------------------------------
