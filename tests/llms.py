@@ -30,6 +30,7 @@ HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\
 
 # Tests look into the engine of an LLM. The package itself asks it by name (`api/threads/questions.py`).
 LLM._engine = property(lambda self: engines_of(self)[0])
+LLM._params = property(lambda self: self._digest.args[1])  # of `weights_digest`
 
 
 def engines_of(llm):
@@ -37,7 +38,13 @@ def engines_of(llm):
     threads = (
         llm._thread._dispatcher.threads if hasattr(llm._thread, "_dispatcher") else [llm._thread]
     )
-    return [thread._loop.engine for thread in threads]
+    return [engine_of(thread) for thread in threads]
+
+
+def engine_of(thread):
+    """The engine of a replica, which may be a worker in a thread of this process."""
+    loop = thread._loop
+    return loop.engine if hasattr(loop, "engine") else engine_of(loop._link.worker._thread)
 
 
 def byte_tokenizer():

@@ -6,20 +6,17 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.cluster.router import Decision
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
 from hybrid_jax.schedule.drafts import DraftCounts
-from hybrid_jax.schedule.request import Pooling, Request, TokenLogprobs
+from hybrid_jax.schedule.request import Pooling, Progress, Request, TokenLogprobs
 from hybrid_jax.text.incremental import IncrementalDecoder, StopStrings
 from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from hybrid_jax.engine.engine import Engine
 
 
 def derive_seed(seed: int, name: int | str) -> int:
@@ -50,6 +47,21 @@ def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[i
     for rank, (token, logprob) in enumerate(found.top, start=1):
         entries.setdefault(token, entry(token, logprob, rank))
     return entries
+
+
+class Update(NamedTuple):
+    """What is new about a completion that another process computes.
+
+    Attributes:
+        progress: of its request, with the new tokens.
+        text: new.
+        finish_reason, stop_reason: of the completion.
+    """
+
+    progress: Progress
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
 
 
 class Completion:
@@ -89,11 +101,7 @@ class Completion:
             ready = min(ready, len(output.logprobs))
         for index in range(len(self.token_ids), ready):
             token = output.token_ids[index]
-            self.token_ids.append(token)
-            if self.logprobs is not None:
-                found = output.logprobs[index]
-                self.logprobs.append(logprob_entries(found, self._tokenizer))
-                self.cumulative_logprob += found.logprob
+            self._add(index)
             if token not in request.stop_ids and self._decoder is not None:
                 self._push(token)
             if self.finish_reason is not None:
@@ -105,6 +113,32 @@ class Completion:
             )
         if output.finish_reason is not None:
             self._finish()
+
+    def _add(self, index: int) -> None:
+        """Takes a token of the output, without its text."""
+        output = self.request.output
+        self.token_ids.append(output.token_ids[index])
+        if self.logprobs is not None:
+            found = output.logprobs[index]
+            self.logprobs.append(logprob_entries(found, self._tokenizer))
+            self.cumulative_logprob += found.logprob
+
+    def update(self, num_tokens: int, num_characters: int) -> Update:
+        """What is new to somebody who knows of so many tokens and characters."""
+        return Update(
+            self.request.progress(num_tokens, len(self.token_ids), whole=not num_tokens),
+            self.text[num_characters:],
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def receive(self, update: Update) -> None:
+        """Takes what is new about it in another process, which makes its text."""
+        self.request.go_on(update.progress)
+        for index in range(len(self.token_ids), len(self.request.output.token_ids)):
+            self._add(index)
+        self.text += update.text
+        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
 
     def _push(self, token: int) -> None:
         """Makes text of a token, and searches it unless it comes before `min_tokens`."""
@@ -138,6 +172,14 @@ class Completion:
         """Goes on in an engine that knows nothing of it, after the tokens that were taken."""
         self.request = self.request.again(len(self.token_ids))
 
+    def go_on(self, progress: Progress | None) -> None:
+        """Goes on where it was in another process; None if it has ended there."""
+        if progress is None:
+            self.finish_reason = "elsewhere"
+        else:
+            self.request.go_on(progress)
+            self.take()
+
     def output(self) -> CompletionOutput:
         """Everything so far, as the caller gets it."""
         return CompletionOutput(
@@ -149,6 +191,16 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+
+class Measured(Protocol):
+    """What computes, as far as metrics are about it."""
+
+    def compile_seconds(self) -> float:
+        """Seconds of compiling so far."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory in use so far."""
 
 
 class Job:
@@ -263,7 +315,13 @@ class Job:
         return sum(len(completion.token_ids) for completion in self.completions)
 
     def take(
-        self, completion: Completion, now: float, engine: Engine, *, streamed: bool
+        self,
+        completion: Completion,
+        now: float,
+        engine: Measured,
+        *,
+        streamed: bool,
+        update: Update | None = None,
     ) -> Delta | None:
         """Takes what is new about one of its completions, and returns what a stream should yield, if anything.
 
@@ -272,9 +330,13 @@ class Job:
             now: clock seconds at which the news were known.
             engine: tells how long it has compiled, and the most memory in use.
             streamed: there is a stream.
+            update: what is new, if another process computes it; None where it stands in its request.
         """
         text_before, tokens_before = len(completion.text), len(completion.token_ids)
-        completion.take()
+        if update is None:
+            completion.take()
+        else:
+            completion.receive(update)
         self._compiled_by_end = engine.compile_seconds()
         if completion.token_ids and self.first_token_time is None:
             self.first_token_time, self._compiled_by_first = now, self._compiled_by_end

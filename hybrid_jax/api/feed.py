@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.intake import Intake
 from hybrid_jax.api.outputs import RequestOutput
-from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.calls import Call, News, own_error
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.questions import expect_everything
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -54,6 +55,7 @@ class Feed:
         self._thread, self._intake = thread, intake
         self._tickets: list[Ticket] = []
         self._added: list[Ticket] = []  # since the last step
+        self._arrived: SimpleQueue[News] = SimpleQueue()  # where engines go at their own pace
         self._closed = False
         self._expects_everything = False  # a prompt to come asks for more than tokens
 
@@ -70,7 +72,8 @@ class Feed:
             RuntimeError: the LLM or this feed was closed.
         """
         self._check()
-        ticket = Ticket(self._intake.jobs(prompts, sampling_params), stepped=True)
+        jobs, stepped = self._intake.jobs(prompts, sampling_params), self._thread.is_stepped
+        ticket = Ticket(jobs, stepped=stepped, send=None if stepped else self._arrived.put)
         self._tickets.append(ticket)
         self._added.append(ticket)
         return ticket
@@ -91,6 +94,7 @@ class Feed:
         """Starts what was added, takes one turn of the engine, and returns the tickets that are finished, in order.
 
         While nothing else runs, the engine waits between two steps. So what runs together does not depend on the clock.
+        Several replicas do not wait, neither for steps nor for each other. A step then lasts until a ticket has news.
         An error that concerns one ticket alone is raised by its `outputs`.
 
         Raises:
@@ -101,8 +105,13 @@ class Feed:
         if self._added:
             self._thread.submit(tuple(self._added))
             self._added = []
-        if self.num_unfinished:
-            self._thread.turn()
+        if self._thread.is_stepped:
+            if self.num_unfinished:
+                self._thread.turn()
+        elif self.num_unfinished:
+            self._arrived.get()
+            for _ in range(self._arrived.qsize()):
+                self._arrived.get_nowait()
         finished = [ticket for ticket in self._tickets if ticket.finished]
         failed = [ticket for ticket in finished if ticket.engine_failed]
         for ticket in failed or finished:
@@ -110,6 +119,13 @@ class Feed:
         if failed:
             failed[0].outputs()  # raises
         return finished
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences that can decode together now, in all replicas that go on from prompts."""
+        thread = self._thread
+        count = thread.num_replicas - thread.num_prefill
+        return max(1, count) * thread.facts.engine_config.max_rows
 
     @property
     def num_unfinished(self) -> int:

@@ -260,6 +260,15 @@ class Intake:
             reads_only=reads_only,
         )
 
+    def ordered(self, prompt: Prompt, params: SamplingParams, **rest: Any) -> Job:
+        """A job of a prompt and parameters that another process has checked; the other arguments are those of `Job`.
+
+        Raises:
+            ValueError: what limits its tokens is not known here, such as a grammar without llguidance.
+        """
+        limits = self._constraints.limits(rest["index"], params, rest["stop_ids"], prompt.thoughts)
+        return Job(prompt=prompt, params=params, tokenizer=self.tokenizer, limits=limits, **rest)
+
     def _numbers(self, count: int) -> range:
         """The numbers of so many requests more."""
         with self._numbering:

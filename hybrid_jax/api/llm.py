@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -30,11 +30,10 @@ from hybrid_jax.api.progress_bar import COMPILING, ProgressOption, progress_of, 
 from hybrid_jax.api.reading import Reader
 from hybrid_jax.api.stats import Stats
 from hybrid_jax.api.threads import questions
-from hybrid_jax.api.threads.calls import Call
-from hybrid_jax.api.threads.engine_thread import EngineThread, check_process
-from hybrid_jax.api.threads.front import Front
-from hybrid_jax.api.threads.replicas import Replicas, prefill_of, router_of
+from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.engine_thread import check_process
 from hybrid_jax.api.warm_up import warm_up
+from hybrid_jax.api.workers.starting import Workers, start_workers
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -101,6 +100,10 @@ class LLM(Reader):
             are those of each replica. Replicas share one `cache_dir`. "prefill=1,decode=2" makes one replica that only
             computes prompts and two that go on from them, so that a long prompt does not hold up other texts; "tp" may
             be added, and `cache_dir` does not go with it yet. None for one device.
+        replicas: run so many engines, each in a process of its own, with a whole model, rows and a prefix cache of its
+            own. `mesh` then divides each of them, as in "tp=2", and each gets GPUs of its own. A process that ends is
+            started again, three times at most; its requests go on in the others, from the tokens that they have. None
+            for an engine in this process.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -141,38 +144,78 @@ class LLM(Reader):
         seed: int = 0,
         exact: bool = False,
         mesh: str | Mesh | None = None,
+        replicas: int | None = None,
         tokenizer: TokenizerLike | None = None,
         quiet: bool = False,
         progress: ProgressOption = None,
         **options: Unpack[RareOptions],
     ) -> None:
-        sizes = {
+        given: dict[str, Any] = {
             "memory": memory,
             "host_memory": host_memory,
             "cache_dir": cache_dir,
             "disk_memory": disk_memory,
             "max_rows": max_rows,
             "max_model_len": max_model_len,
+            "cache": cache,
+            "speculation": speculation,
+            "seed": seed,
+            "exact": exact,
+            "mesh": mesh,
+            **options,
         }
-        given: dict[str, Any] = sizes | {"cache": cache, "seed": seed, "exact": exact, **options}
-        given |= {"speculation": speculation, "mesh": mesh}
         check_process()
-        settings = engine_options(given)  # mistakes show before anything is loaded
+        self._load(
+            model,
+            given,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            quiet=quiet,
+            progress=progress,
+            replicas=replicas,
+        )
+
+    def _load(
+        self,
+        model: str | Path | None,
+        options: Mapping[str, Any],
+        *,
+        dtype: str,
+        tokenizer: TokenizerLike | None,
+        quiet: bool = True,
+        progress: ProgressOption = False,
+        replicas: int | None = None,
+        sharing: int = 1,
+    ) -> None:
+        """Begins with a model that is read from files.
+
+        Args:
+            model, dtype, tokenizer, quiet, progress, replicas: of `LLM`.
+            options: its other arguments.
+            sharing: processes with an LLM that share the memory of a machine, this one included.
+        """
+        settings = engine_options(options)  # mistakes show before anything is loaded
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         folder = BUNDLED if model is None else model_folder(model, "LLM")
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         defaults = default_params(folder)
         used_tokenizer = own_tokenizer or Tokenizer.from_directory(folder)
-
-        started = _starting().start_folder(
-            folder,
-            settings,
-            dtype=dtype,
-            progress=unasked(progress, quiet=quiet),
-            tokenizer=used_tokenizer,
-            mesh=mesh,
-        )
+        shown = unasked(progress, quiet=quiet)
+        started: Started | Workers
+        if replicas is None:
+            started = _starting().start_folder(
+                folder,
+                settings,
+                dtype=dtype,
+                progress=shown,
+                tokenizer=used_tokenizer,
+                mesh=options.get("mesh"),
+                sharing=sharing,
+            )
+        else:
+            own = {"dtype": dtype, "tokenizer": tokenizer}
+            started = start_workers(model, options, own, count=replicas, progress=shown)
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
 
@@ -216,7 +259,7 @@ class LLM(Reader):
 
     def _begin(
         self,
-        started: Started,
+        started: Started | Workers,
         tokenizer: Tokenizer | None,
         defaults: SamplingParams,
         *,
@@ -226,10 +269,10 @@ class LLM(Reader):
         config, engine_config = started.config, started.engine_config
         self._stored_dtype, self._unread = started.stored_dtype, tuple(unread)
         self.model_config, self.engine_config = config, engine_config
-        self._params, self._weight_bytes = started.params, started.weight_bytes
+        self._digest, self._weight_bytes = started.digest, started.weight_bytes
         self._ledger = Ledger()
         self._quiet = quiet
-        self._thread = _threads(started, self._ledger, quiet=quiet)
+        self._thread = started.threads(record=self._ledger.record, quiet=quiet)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
         self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(self._thread, self._ledger.seen, config, engine_config, tokenizer)
@@ -543,10 +586,7 @@ class LLM(Reader):
 
     def fingerprint(self) -> str:
         """A digest of this model with its tokenizer and chat templates, which tells it from others."""
-        # Here, so that importing LLM loads no jax.
-        from hybrid_jax.weights.digest import weights_digest
-
-        return fingerprint(weights_digest(self.model_config, self._params), self._intake.tokenizer)
+        return fingerprint(self._digest(), self._intake.tokenizer)
 
     @property
     def peak_memory_bytes(self) -> int | None:
@@ -592,6 +632,7 @@ class LLM(Reader):
             loops=self._thread.ask(questions.about_loops),
             replicas=self._thread.num_replicas,
             prefill=self._thread.num_prefill,
+            where=self._thread.where,
         )
 
     @checks_arguments
@@ -644,7 +685,7 @@ class LLM(Reader):
     def _close(self, *, wait: bool) -> None:
         self._thread.close(wait=wait)
         self._intake.close()
-        self._params = None
+        self._digest = _closed  # it holds the weights
 
     def __enter__(self) -> LLM:
         return self
@@ -667,18 +708,8 @@ class LLM(Reader):
         )
 
 
-def _threads(started: Started, ledger: Ledger, *, quiet: bool) -> Front:
-    """What runs calls on one engine, or on several."""
-    engines = started.engines
-    if len(engines) == 1:
-        return EngineThread(engines[0], record=ledger.record, quiet=quiet)
-    return Replicas(
-        engines,
-        record=ledger.record,
-        router=router_of(engines),
-        prefill=prefill_of(engines, started.hand_over),
-        quiet=quiet,
-    )
+def _closed() -> str:
+    raise RuntimeError(CLOSED)
 
 
 def _starting() -> ModuleType:

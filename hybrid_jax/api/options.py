@@ -29,7 +29,7 @@ GENERATION_FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 # Keywords of `LLM` that are not fields of `EngineConfig`.
-OWN_OPTIONS = ("model", "dtype", "tokenizer", "quiet", "progress")
+OWN_OPTIONS = ("model", "dtype", "replicas", "tokenizer", "quiet", "progress")
 OFF = "off"  # no speculation
 
 
@@ -74,6 +74,7 @@ class LLMOptions(EngineOptions, total=False):
     """What `LLM` takes beside the model and `progress`."""
 
     dtype: str
+    replicas: int | None
     tokenizer: TokenizerLike | None
     quiet: bool
 

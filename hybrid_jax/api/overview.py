@@ -44,6 +44,7 @@ def overview(
     loops: str = "",
     replicas: int = 1,
     prefill: int = 0,
+    where: str = "",
 ) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
@@ -54,7 +55,8 @@ def overview(
         stored_dtype: in which dtype most weights are stored, if that is known.
         tokenizer: what reads texts, if anything does.
         unread: what the model's directory has that is not read, a line each.
-        replicas: engines like this one. prefill: how many of these only compute prompts.
+        replicas: engines like this one. prefill: how many of these only compute prompts. where: they are, if not in
+            this process.
         loops: where the loop over the steps of a dispatch runs; "" where there is no choice.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
@@ -68,7 +70,7 @@ def overview(
     lines = {
         "model": f"{model.family}, {counted(len(model.layers), 'layer')} of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
-        **({"mesh": _mesh(mesh)} if mesh.num_devices > 1 else {}),
+        **_replicas(mesh, where),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
@@ -123,6 +125,18 @@ def _cut(model: ModelConfig) -> str:
     if model.state_group > 1:
         said += f", states in groups of {model.state_group} layers"
     return said
+
+
+def _replicas(mesh: MeshShape, where: str) -> dict[str, str]:
+    """The lines on replicas and on their devices."""
+    if not where:
+        return {"mesh": _mesh(mesh)} if mesh.num_devices > 1 else {}
+    own = MeshShape(tp=mesh.tp)
+    said = f"{mesh.num_replicas} in {where}"
+    if mesh.prefill:
+        said += f", {mesh.prefill} of them to compute prompts, {mesh.dp} to go on from them"
+    lines = {"replicas": f"{said}; sizes are those of one"}
+    return lines | ({"mesh": _mesh(own)} if mesh.tp > 1 else {})
 
 
 def _mesh(mesh: MeshShape) -> str:

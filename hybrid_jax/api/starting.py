@@ -17,9 +17,13 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
+from hybrid_jax.api.completions import Job
 from hybrid_jax.api.options import named_as_llm
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
-from hybrid_jax.api.threads.engine_thread import wait_for_dropped
+from hybrid_jax.api.threads.engine_thread import EngineThread, wait_for_dropped
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.replicas import Replicas, prefill_of, router_of
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.backend import interpreted
@@ -41,6 +45,7 @@ from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
 from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter
+from hybrid_jax.weights.digest import weights_digest
 
 LOG = logging.getLogger("hybrid_jax.engine")
 UNOPTIMIZED = "jax_disable_most_optimizations"
@@ -51,19 +56,27 @@ class Started(NamedTuple):
     """A model in memory and its engines.
 
     Attributes:
-        params, weight_bytes: of the first engine.
+        weight_bytes: of the first engine. digest: tells its weights from others; it holds them.
         engines: one for each replica.
         stored_dtype: of most of its weights in the files; that of the engine if they were in memory already.
         hand_over: between the first engines, which only compute prompts, and the others; None if all do both.
     """
 
     config: ModelConfig
-    params: Any
+    digest: Callable[[], str]
     weight_bytes: int
     engine_config: EngineConfig
     engines: list[Engine]
     stored_dtype: str
     hand_over: HandOver | None = None
+
+    def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
+        """What runs calls on the engines. The arguments are those of `Loop`."""
+        loops = [Loop(engine, record=record, quiet=quiet) for engine in self.engines]
+        if len(loops) == 1:
+            return EngineThread(loops[0])
+        prefill = prefill_of(self.engines, self.hand_over)
+        return Replicas(loops, router=router_of(self.engines), prefill=prefill)
 
 
 # Makes one end of a hand-over, of an engine's geometry and form.
@@ -82,6 +95,7 @@ def start_folder(
     progress: ProgressOption,
     tokenizer: Tokenizer | None,
     mesh: Any = None,
+    sharing: int = 1,
 ) -> Started:
     """Loads the model of a directory, and starts an engine for each replica.
 
@@ -90,6 +104,7 @@ def start_folder(
         settings: as `engine_options` returns them.
         dtype, progress, mesh: as in `LLM`.
         tokenizer: whose end token ends answers too.
+        sharing: processes that share the memory of this machine, this one included.
 
     Raises:
         As `LLM`.
@@ -101,7 +116,7 @@ def start_folder(
         dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
         wait_for_dropped(SECONDS_FOR_DROPPED)
         engine_config = choose_engine_config(
-            opened.config, settings, dtype=dtype, sharing=len(replicas)
+            opened.config, settings, dtype=dtype, sharing=sharing * len(replicas)
         )
         programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
@@ -115,7 +130,16 @@ def start_folder(
             loaded.append(params)
     config = with_end_token(config, tokenizer)
     prefill = read_mesh(mesh).prefill
-    return _started(config, loaded, engine_config, programs, stored_dtype, replicas, prefill)
+    return _started(
+        config,
+        loaded,
+        engine_config,
+        programs,
+        stored_dtype,
+        replicas,
+        prefill,
+        sharing=sharing * len(replicas),
+    )
 
 
 @named_as_llm()
@@ -153,7 +177,9 @@ def start_params(
         )
     config = with_end_token(config, tokenizer)
     prefill = read_mesh(mesh).prefill
-    return _started(config, loaded, engine_config, programs, dtype, replicas, prefill)
+    return _started(
+        config, loaded, engine_config, programs, dtype, replicas, prefill, sharing=len(replicas)
+    )
 
 
 def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> list[Devices]:
@@ -224,6 +250,8 @@ def _started(
     stored_dtype: str,
     replicas: Sequence[Devices],
     prefill: int,
+    *,
+    sharing: int,
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -245,7 +273,7 @@ def _started(
                     engine_config,
                     programs,
                     devices,
-                    sharing=len(replicas),
+                    sharing=sharing,
                     side=side,
                 )
                 engines.append(engine)
@@ -256,7 +284,8 @@ def _started(
     if slow := interpreted(engine_config.kernels, engines[0].device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
     size = held_bytes(loaded[0])
-    return Started(config, loaded[0], size, engine_config, engines, stored_dtype, hand_over)
+    digest = functools.partial(weights_digest, config, loaded[0])
+    return Started(config, digest, size, engine_config, engines, stored_dtype, hand_over)
 
 
 def _engine(

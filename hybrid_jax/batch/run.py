@@ -141,7 +141,6 @@ class Run:
         self._ids: set[bytes] = set()  # digests of those read so far
         self._texts = TokenTexts(llm.get_tokenizer())
         engine = llm.engine_config
-        self._max_live = LIVE_PER_ROW * engine.max_rows
         self._ahead = Ahead(None if engine.cache.policy == "off" else engine.grain)
         self._running: dict[Ticket, Entry] = {}
         self._unwritten: list[tuple[Entry, dict[str, Any]]] = []  # lines that are answered
@@ -255,8 +254,9 @@ class Run:
     def _start_some(self, feed: Feed) -> None:
         """Starts lines that were read ahead, as long as there is room for them."""
         num_live = feed.num_unfinished  # counted once, because that looks at each completion
-        for _ in range(self._max_live):
-            if num_live >= self._max_live or not self._ahead:
+        most = LIVE_PER_ROW * feed.max_rows
+        for _ in range(most):
+            if num_live >= most or not self._ahead:
                 return
             num_live += self._start(feed, self._ahead.pop())
 

@@ -28,6 +28,14 @@ def run_batch(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the answers.")],
     engine: ModelOptions,
     chat_template: TemplateOption = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="Answer with so many processes of this machine, each with a whole model, and with GPUs of its own if "
+            "there are any. Lines with the same beginning go to the same process.",
+            show_default="this process alone",
+        ),
+    ] = None,
     fail_on_error: Annotated[
         bool, typer.Option("--fail-on-error", help="End with exit code 1 if a line got an error.")
     ] = False,
@@ -56,6 +64,7 @@ def run_batch(
             engine.model,
             chat_template=template,
             max_errors=max_errors,
+            replicas=replicas,
             **engine.for_llm(),
         )
     except batch.BatchStopped as error:

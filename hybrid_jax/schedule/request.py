@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -207,26 +208,80 @@ class Request:
             else:
                 output.pooled = before + hidden
 
+    def progress(self, first: int = 0, end: int | None = None, *, whole: bool = True) -> Progress:
+        """What has come of it, from output token `first` on, up to `end`. Without `whole`, nothing of its prompt."""
+        output, drafts = self.output, self.course.drafts
+        return Progress(
+            token_ids=output.token_ids[first:end],
+            logprobs=output.logprobs[first:end],
+            preemptions=self.course.num_preemptions,
+            without_drafts=self.course.without_drafts,
+            windows=dict(drafts.windows),
+            draft_depth=drafts.depth,
+            of_prompt=OfPrompt(
+                hit_tokens=self.hit.num_tokens,
+                look_up=self.hit.look_up,
+                logprobs=list(output.prompt_logprobs),
+                pooled=output.pooled,
+            )
+            if whole
+            else None,
+        )
+
+    def go_on(self, progress: Progress) -> None:
+        """Takes what has come of it in an engine elsewhere."""
+        self.output.token_ids.extend(progress.token_ids)
+        self.output.logprobs.extend(progress.logprobs)
+        course = self.course
+        course.num_preemptions = progress.preemptions
+        course.without_drafts = progress.without_drafts
+        course.drafts.windows = Counter(progress.windows)
+        course.drafts.depth = progress.draft_depth
+        if (prompt := progress.of_prompt) is not None:
+            self.hit.num_tokens, self.hit.look_up = prompt.hit_tokens, prompt.look_up
+            self.output.prompt_logprobs[:] = prompt.logprobs
+            self.output.pooled = prompt.pooled
+
     def again(self, num_tokens: int) -> Request:
         """The same request with the first tokens of its output, for an engine that knows nothing of it.
 
         The engine that has it now may still write to this one.
         """
         new = replace(self)
-        new.output.token_ids += self.output.token_ids[:num_tokens]
-        new.output.logprobs += self.output.logprobs[:num_tokens]
-        new.output.prompt_logprobs[:] = self.output.prompt_logprobs
-        new.output.pooled = self.output.pooled
-        new.hit.num_tokens, new.hit.look_up = self.hit.num_tokens, self.hit.look_up
-        new.course.num_preemptions = self.course.num_preemptions
-        new.course.without_drafts = self.course.without_drafts
-        new.course.drafts.windows += self.course.drafts.windows
+        new.go_on(self.progress(end=num_tokens))
         return new
 
     @property
     def tokens(self) -> list[int]:
         """Prompt and output together."""
         return self.prompt + self.output.token_ids
+
+
+class OfPrompt(NamedTuple):
+    """What a request's prompt brought: the fields of `Hit` and `Output`."""
+
+    hit_tokens: int
+    look_up: LookUp | None
+    logprobs: list[TokenLogprobs | None]
+    pooled: np.ndarray | None
+
+
+class Progress(NamedTuple):
+    """What has come of a request, for an engine elsewhere that goes on from there.
+
+    Attributes:
+        token_ids, logprobs: of its output.
+        preemptions, without_drafts, windows, draft_depth: as in `Course` and `DraftCounts`.
+        of_prompt: what its prompt brought; None if that was told before.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    preemptions: int
+    without_drafts: bool
+    windows: dict[tuple[int, int], int]
+    draft_depth: int
+    of_prompt: OfPrompt | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ class Caller:
 
     def __init__(self, **options):
         self.engine = Simulated(**options)
-        self.loop = Loop(self.engine, lambda job: None, quiet=True)
+        self.loop = Loop(self.engine, record=lambda job: None, quiet=True)
         self.num_requests = 0
 
     def job(self, prompt, **params):

@@ -177,12 +177,12 @@ def test_a_call_in_the_engines_own_thread_is_refused_where_it_would_wait_for_its
         gc.collect()
         gc.disable()
         Careless(does)
-        llm._thread._do(gc.collect)
+        llm._thread._do(lambda _: gc.collect())
         gc.enable()
     assert len(found) == 3
     assert all("LLM: called in the engine's own thread" in message for message in found)
     watched.check()
-    llm._thread._do(llm.close)
+    llm._thread._do(lambda _: llm.close())
     with pytest.raises(RuntimeError, match="this object was closed"):
         llm.generate("ab")
 
@@ -358,7 +358,7 @@ def test_questions_do_not_keep_the_engine_from_its_turns(make_llm):
 
     def asks():
         while not done.is_set():
-            asked.append(llm._thread._do(lambda: time.sleep(0.005)))
+            asked.append(llm._thread._do(lambda _: time.sleep(0.005)))
 
     threads = [threading.Thread(target=asks, daemon=True) for _ in range(3)]
     for thread in threads:
@@ -422,7 +422,7 @@ def test_an_llm_that_nobody_holds_ends_its_thread(make_llm, failed):
             llm.generate("cd")
     elif failed == "a question":
         with pytest.raises(ZeroDivisionError):
-            llm._thread._do(lambda: 1 / 0)
+            llm._thread._do(lambda _: 1 / 0)
     elif failed == "a prompt":
         with pytest.raises(ValueError, match="prompt 0: the engine refuses byte 255"):
             llm.generate({"prompt_token_ids": [255]})

@@ -56,6 +56,8 @@ def test_questions_and_answers_can_be_sent_to_another_process(asked, tmp_path):
         with llm.feed() as feed:
             feed.foresee(SamplingParams(logprobs=1))
         assert llm._thread.ask(questions.where_damaged)
+        assert llm._thread.ask(questions.cached, tmp_path, list(prompt.encode())) == 64
+        assert llm._thread.ask(questions.cached_of, tmp_path / "prefix") == 64
         assert llm._thread.ask(questions.facts) == llm._thread.facts
         seconds = llm.warmup(threads=2)
     assert asked.keys() == QUESTIONS.keys()
@@ -87,9 +89,8 @@ def test_only_the_engines_thread_and_the_questions_name_the_engine(root):
     assert naming == {
         f"api/{name}.py"
         for name in (
-            "completions",
             "starting",
-            *(f"threads/{n}" for n in ("loop", "engine_thread", "questions", "replicas")),
+            *(f"threads/{n}" for n in ("loop", "questions", "replicas")),
         )
     }
 

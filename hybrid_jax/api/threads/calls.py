@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from hybrid_jax.api.completions import Job
+from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 
 CLOSED = "LLM: this object was closed; make a new one"
@@ -86,6 +86,9 @@ class Call:
     def all_told(self) -> bool:
         """Whether the caller has been told of all prompts that are done."""
         return self._num_told == self.num_finished
+
+    def took(self, job: Job, completion: Completion) -> None:
+        """A completion has taken what is new about it."""
 
     def began(self, job: Job) -> None:
         """A prompt has its first token."""

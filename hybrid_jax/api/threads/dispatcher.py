@@ -12,13 +12,14 @@ import functools
 import itertools
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from hybrid_jax.api.completions import Job
+from hybrid_jax.api.completions import Completion, Job
+from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import CLOSED, Call, News
 from hybrid_jax.api.threads.commands import Command, CommandLoop
 from hybrid_jax.api.threads.engine_thread import EngineThread
@@ -26,8 +27,11 @@ from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.cluster.router import Router
 
 LOG = logging.getLogger("hybrid_jax.engine")
-# Replicas that may end by a mistake while they have a prompt. Perhaps the prompt caused it, and would end all.
+# Replicas that may end by a mistake while they have a prompt, without a new token of it. Perhaps the prompt caused it,
+# and would end all. Before the last of them, prompts that may have caused it are tried one at a time.
 MAX_MISTAKES = 2
+# How often a replica is started again. One that ends more often is left out.
+MAX_STARTS = 3
 
 
 class Joint:
@@ -40,14 +44,15 @@ class Joint:
     Attributes:
         parts: what each replica has, and had. The dispatcher's thread writes it.
         owners: the router's names of the prompts.
-        mistakes: how many replicas ended by a mistake while they had a prompt.
+        mistakes: for each prompt, its tokens when a replica that had it ended by a mistake, and how many did so since
+            it has got a new one.
     """
 
     def __init__(self, call: Call, over: Callable[[Call], object]) -> None:
         self.call, self._over = call, over
         self.parts: list[Part] = []
         self.owners: dict[Job, str] = {}
-        self.mistakes: Counter[Job] = Counter()
+        self.mistakes: dict[Job, tuple[int, int]] = {}
         # The garbage collector may run the end of a call inside of another one.
         self._lock = threading.RLock()
         # What parts have told, and not what they know: their last deltas may still be on the way.
@@ -78,6 +83,13 @@ class Joint:
             self.call.fail(error, engine_failed=engine_failed)
         self._over(self.call)
 
+    def note_mistake(self, job: Job) -> int:
+        """A replica that had a prompt has ended by a mistake; returns how many did so without a new token of it."""
+        tokens, count = self.mistakes.get(job, (0, 0))
+        count = count + 1 if tokens == job.num_tokens else 1
+        self.mistakes[job] = job.num_tokens, count
+        return count
+
     def end(self) -> None:
         """Ends the call, whose caller has left or knows that it is over."""
         with self._lock:
@@ -90,11 +102,13 @@ class Part(Call):
     Args:
         joint: the whole call.
         jobs: the prompts.
-        replica: its number.
+        thread: of the replica.
         dispatcher: told what begins and ends.
     """
 
-    def __init__(self, joint: Joint, jobs: list[Job], replica: int, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, joint: Joint, jobs: list[Job], thread: EngineThread, dispatcher: Dispatcher
+    ) -> None:
         call = joint.call
         super().__init__(
             jobs,
@@ -103,16 +117,20 @@ class Part(Call):
             stepped=call.stepped,
             keeps_errors=call.keeps_errors,
         )
-        self.joint, self.replica, self._dispatcher = joint, replica, dispatcher
+        self.joint, self.thread, self._dispatcher = joint, thread, dispatcher
 
     def _send_on(self, news: News) -> None:
         self.joint.arrived(self, news)
+
+    def took(self, job: Job, completion: Completion) -> None:
+        if job is self._dispatcher.on_trial:
+            self._dispatcher.note_innocent(job)
 
     def began(self, job: Job) -> None:
         self._dispatcher.note_computed(self.joint.owners[job])
 
     def ended(self, job: Job) -> None:
-        self._dispatcher.note_ended(self.joint.owners[job])
+        self._dispatcher.note_ended(self.joint.owners[job], job)
 
     def lost(self, error: BaseException, *, engine_failed: bool = True) -> None:
         """Gives the prompts back, each with the tokens that its caller has been told of."""
@@ -126,6 +144,7 @@ class Dispatcher(CommandLoop):
     Args:
         router: chooses.
         prefill: has prompts computed by replicas that do nothing else; None if there are none.
+        revive: starts a replica that has ended by a mistake again, which may take long; None where none can be.
 
     Attributes:
         threads: those of the replicas, also of those that left.
@@ -133,9 +152,20 @@ class Dispatcher(CommandLoop):
         present: the numbers of those that are there. Replaced as a whole, so that any thread may read it.
     """
 
-    def __init__(self, router: Router, prefill: PrefillSide | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        prefill: PrefillSide | None = None,
+        revive: Callable[[int], CallLoop] | None = None,
+    ) -> None:
         super().__init__()
-        self._router, self.prefill = router, prefill
+        self._router, self.prefill, self._revive = router, prefill, revive
+        self._starts = Counter[int]()  # how often each replica was started again
+        self.reviving: frozenset[int] = frozenset()  # those that are being started again
+        self._taken_out: set[int] = set()
+        self._homeless: list[tuple[Joint, Sequence[Job]]] = []  # they wait for one of these
+        self._suspects: deque[tuple[Joint, Job]] = deque()  # they wait until they may be tried
+        self.on_trial: Job | None = None
         self.threads: list[EngineThread] = []
         self.present: tuple[int, ...] = ()
         self._joints: dict[Call, Joint] = {}
@@ -148,6 +178,7 @@ class Dispatcher(CommandLoop):
         while not self._stopping:
             self._do(self._commands.get())
         self._ended = RuntimeError(CLOSED)
+        self._homeless.clear()
         self._joints.clear()  # the engines, as they end, tell these calls
         self._cancel_commands(self._ended)
         atexit.unregister(self.at_exit)
@@ -158,13 +189,17 @@ class Dispatcher(CommandLoop):
         """A prompt has its first token."""
         self.give(Command(functools.partial(self._computed, owner)))
 
-    def note_ended(self, owner: str) -> None:
+    def note_ended(self, owner: str, job: Job) -> None:
         """A prompt has ended, or its caller has left."""
-        self.give(Command(functools.partial(self._let_end, owner)))
+        self.give(Command(functools.partial(self._let_end, owner, job)))
 
-    def note_gone(self, replica: int, error: BaseException) -> None:
-        """The thread of a replica has ended."""
-        self.give(Command(functools.partial(self._gone, replica, error)))
+    def note_innocent(self, job: Job) -> None:
+        """A prompt that was on trial has a new token."""
+        self.give(Command(functools.partial(self._end_trial, job)))
+
+    def note_gone(self, replica: int, loop: CallLoop, error: BaseException) -> None:
+        """The loop of a replica has ended."""
+        self.give(Command(functools.partial(self._gone_if, replica, loop, error)))
 
     def take_back(self, part: Part, error: BaseException) -> None:
         """The thread of a replica has ended, which had these prompts. It gives them away itself: nobody else has them.
@@ -173,7 +208,7 @@ class Dispatcher(CommandLoop):
             part: the prompts.
             error: why it ended.
         """
-        compile_s = self.threads[part.replica].compile_seconds
+        compile_s = part.thread.compile_seconds
         left = [job for job in part.jobs if not job.finished and job.error is None]
         for job in left:
             job.go_elsewhere(compile_s)
@@ -200,12 +235,15 @@ class Dispatcher(CommandLoop):
             self._send(joint, call.jobs)
 
     def _send(self, joint: Joint, jobs: Sequence[Job]) -> None:
+        if not self._router.present and self.reviving:
+            self._homeless.append((joint, jobs))
+            return
         try:
             parted = self._parted(joint, jobs)
         except BaseException as error:
-            for job in jobs:  # those that had a place already
-                self._let_end(joint.owners[job])
             joint.fail(error)
+            for job in jobs:  # those that had a place already
+                self._let_end(joint.owners[job], job)
             return
         for replica, own in parted.items():
             thread = self.threads[replica]
@@ -215,7 +253,7 @@ class Dispatcher(CommandLoop):
                 for job in own:
                     hit_len = 0 if job.decision is None else job.decision.hit_len
                     self.prefill.ask(joint.owners[job], job, hit_len)
-            part = Part(joint, own, replica, self)
+            part = Part(joint, own, thread, self)
             joint.parts.append(part)
             thread.begin([part])
 
@@ -241,7 +279,7 @@ class Dispatcher(CommandLoop):
             return
         joint.end()
         for part in joint.parts:
-            self.threads[part.replica].leave(part)
+            part.thread.leave(part)
 
     def _forget_soon(self, call: Call) -> None:
         self.give(Command(functools.partial(self.end, call)))
@@ -255,7 +293,9 @@ class Dispatcher(CommandLoop):
         if self.prefill is not None:
             self.prefill.let_go(owner)
 
-    def _let_end(self, owner: str) -> None:
+    def _let_end(self, owner: str, job: Job | None = None) -> None:
+        if job is not None and job is self.on_trial:
+            self._end_trial(job)
         self._let_prefix_go(owner)
         if self._where.pop(owner, None) is not None:
             self._router.ended(owner)
@@ -264,8 +304,14 @@ class Dispatcher(CommandLoop):
 
     def take_out(self, replica: int) -> None:
         """Takes a replica out for good. What it has comes back after its turn, and goes to the others."""
+        self._taken_out.add(replica)
         self._gone(replica, None)
         self.threads[replica].close(wait=False)
+
+    def _gone_if(self, replica: int, loop: CallLoop, error: BaseException) -> None:
+        """A replica is gone, unless another one was started in its place."""
+        if self.threads[replica].runs(loop):
+            self._gone(replica, error)
 
     def _gone(self, replica: int, error: BaseException | None) -> None:
         if replica not in self.present or self._stopping:
@@ -277,27 +323,97 @@ class Dispatcher(CommandLoop):
         for owner in self._router.leave(replica):
             self._where.pop(owner, None)
             self._let_prefix_go(owner)
+        again = (
+            error is not None and self._revive is not None and self._starts[replica] < MAX_STARTS
+        )
         LOG.warning(
-            "replica %d has ended%s; its requests go to those that are left: %d",
+            "replica %d has ended%s; its requests go to those that are left: %d%s",
             replica,
             "" if error is None else f": {error!r}",
             len(self.present),
+            "; it is started again" * again
+            + "; it is left out" * (self._starts[replica] >= MAX_STARTS),
         )
+        if again:
+            self._starts[replica] += 1
+            self.reviving |= {replica}
+            start = functools.partial(self._start_again, replica)
+            threading.Thread(target=start, name="hybrid_jax-revive", daemon=True).start()
+        else:
+            self._house_or_fail()
+
+    def _start_again(self, replica: int) -> None:
+        """In a thread of its own."""
+        assert self._revive is not None
+        try:
+            loop = self._revive(replica)
+        except BaseException as error:
+            self.give(Command(functools.partial(self._come_back, replica, None, error)))
+        else:
+            come = functools.partial(self._come_back, replica, loop, None)
+            self.give(Command(come, lambda _: loop.discard()))
+
+    def _come_back(self, replica: int, loop: CallLoop | None, error: BaseException | None) -> None:
+        """A replica is there again, or could not be started."""
+        self.reviving -= {replica}
+        if loop is None:
+            LOG.warning("replica %d could not be started again: %s; it is left out", replica, error)
+        else:
+            self.add(replica, loop)
+            self._router.join(replica)
+            LOG.warning("replica %d is there again", replica)
+        self._house_or_fail()
+
+    def add(self, replica: int, loop: CallLoop) -> None:
+        """A replica begins."""
+        loop.on_end = functools.partial(self.note_gone, replica, loop)
+        self.threads[replica : replica + 1] = [EngineThread(loop)]
+        self.gone.pop(replica, None)
+        self.present = tuple(sorted({*self.present, replica}))
+
+    def _house_or_fail(self) -> None:
+        """Sends prompts again that waited for a replica, or fails them if none will come."""
+        if self._router.present or not self.reviving:
+            homeless, self._homeless = self._homeless, []
+            for joint, jobs in homeless:
+                if not joint.call.over:
+                    self._send(joint, jobs)
+                for job in jobs if joint.call.over else ():
+                    self._end_trial(job)
 
     def _send_again(self, part: Part, jobs: Sequence[Job], error: BaseException) -> None:
-        self._gone(part.replica, error)
+        replica = self.threads.index(part.thread) if part.thread in self.threads else None
+        if replica is not None:
+            self._gone(replica, error)
         joint = part.joint
         if joint.call.over:
             return
-        if self.gone.get(part.replica) is not None:
-            joint.mistakes.update(jobs)
-        if self._stopping or any(joint.mistakes[job] > MAX_MISTAKES for job in jobs):
+        counts = dict.fromkeys(jobs, 0)
+        if replica is None or replica not in self._taken_out:
+            counts = {job: joint.note_mistake(job) for job in jobs}
+        if self._stopping:
             joint.fail(error)
+        elif max(counts.values(), default=0) > MAX_MISTAKES:
+            joint.fail(_ends_replicas(error), engine_failed=False)
+        else:
+            if not part.all_told:  # it ended in the middle of a turn
+                joint.arrived(part, News(num_finished=part.num_finished))
+            self._suspects += [(joint, job) for job in jobs if counts[job] == MAX_MISTAKES]
+            if innocent := [job for job in jobs if counts[job] < MAX_MISTAKES]:
+                self._send(joint, innocent)
+        for job in jobs:
+            self._end_trial(job)
+
+    def _end_trial(self, job: Job) -> None:
+        """Goes on to the next prompt that may end replicas, once the one on trial has a token or has ended."""
+        if self.on_trial not in (None, job):
             return
-        if not part.all_told:  # it ended in the middle of a turn
-            joint.arrived(part, News(num_finished=part.num_finished))
-        if jobs:
-            self._send(joint, jobs)
+        self.on_trial = None
+        while self._suspects and self.on_trial is None:
+            joint, suspect = self._suspects.popleft()
+            if not joint.call.over:
+                self.on_trial = suspect
+                self._send(joint, [suspect])
 
 
 def none_left(gone: Mapping[int, BaseException | None]) -> RuntimeError:
@@ -305,6 +421,16 @@ def none_left(gone: Mapping[int, BaseException | None]) -> RuntimeError:
     error = [*gone.values()][-1] if gone else None
     why = "" if error is None else f"; the last one ended with {error!r}"
     found = RuntimeError(f"LLM: no replica is left{why}; make a new one")
+    found.__cause__ = error
+    return found
+
+
+def _ends_replicas(error: BaseException) -> RuntimeError:
+    """What the caller of a prompt gets that seems to end every replica that has it."""
+    found = RuntimeError(
+        f"LLM: {MAX_MISTAKES + 1} replicas have ended one after the other while they had this prompt; the last one: "
+        f"{error!r}"
+    )
     found.__cause__ = error
     return found
 

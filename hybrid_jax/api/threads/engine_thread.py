@@ -1,4 +1,4 @@
-"""The thread that owns an engine. All other threads send it commands, and each call gets news through its own queue."""
+"""The thread that has an engine compute. Others send it commands, and each call gets news through its own queue."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hybrid_jax.api.completions import Job
+from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import Call, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
-from hybrid_jax.api.threads.questions import Answer, Question, facts
+from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.process.ending import wait_for
-
-if TYPE_CHECKING:
-    from hybrid_jax.engine.engine import Engine
 
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
@@ -30,32 +27,20 @@ _ending: set[threading.Thread] = set()
 
 
 class EngineThread(Front):
-    """An engine in a thread of its own, as the threads that use it see it.
+    """An engine and its thread, as the threads that use it see it.
 
     The thread ends with `close`, with this object, or with the program.
 
     Args:
-        engine: used only by the thread from now on.
-        record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
-            reference to this object, which could then never be dropped.
-        quiet: what is compiled is said in a bar only.
-        on_end: called in the thread when it ends, with the reason, before its calls are told. It must hold no reference
-            to this object either.
+        loop: what the thread runs. It must not hold a reference to this object, which could then never be dropped.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        record: Callable[[Job], None],
-        quiet: bool = False,
-        on_end: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:
+    def __init__(self, loop: CallLoop) -> None:
         global _first_process
         _first_process = _first_process or os.getpid()
-        super().__init__(facts.answer(engine))
-        self._loop = Loop(engine, record, quiet, on_end)
-        self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
+        super().__init__(loop.facts)
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
         weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
@@ -74,9 +59,18 @@ class EngineThread(Front):
         return 1
 
     @property
+    def is_stepped(self) -> bool:
+        """It is."""
+        return True
+
+    @property
     def compile_seconds(self) -> float:
         """Seconds of compiling so far; any thread may ask, also after `close`."""
-        return self._loop.engine.compile_seconds()
+        return self._loop.compile_seconds()
+
+    def runs(self, loop: CallLoop) -> bool:
+        """Whether it is the thread of this loop."""
+        return self._loop is loop
 
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""
@@ -110,14 +104,14 @@ class EngineThread(Front):
             raise TypeError(f"ask: takes a question of api.questions, got {question!r}")
         if question.at_once:
             self.check()
-            return question.answer(self._loop.engine, *args)
-        return self._do(functools.partial(question.answer, self._loop.engine, *args))
+            return self._loop.now(question, args)
+        return self._do(functools.partial(Loop.now, question=question, args=args))
 
-    def _do(self, call: Callable[[], Answer]) -> Answer:
-        """Has the engine's thread make a call between two turns; returns or raises what it does."""
+    def _do(self, call: Callable[[Loop], Answer]) -> Answer:
+        """Has the engine's loop make a call between two turns; returns or raises what it does."""
         self._check_caller()
         answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        self.later(lambda _: call(), lambda answer, error: answers.put((answer, error)))
+        self.later(call, lambda answer, error: answers.put((answer, error)))
         answer, error = answers.get()
         if error is not None:
             raise own_error(error)
@@ -126,17 +120,16 @@ class EngineThread(Front):
     def later(
         self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
     ) -> None:
-        """Has the engine's thread make a call between two turns, and tell what it returned or raised."""
-        do = lambda: tell(call(self._loop), None)
-        self._loop.give(Command(do, lambda error: tell(None, error)))
+        """As `CallLoop.later`."""
+        self._loop.later(call, tell)
 
     def turn(self) -> None:
         """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
-        self._do(self._loop.turn)
+        self._do(Loop.turn)
 
     def settle(self) -> None:
         """Has the engine end what nobody waits for, so that its counters and its cache are up to date."""
-        self._do(self._loop.settle)
+        self._do(Loop.settle)
 
     def close(self, *, wait: bool = True) -> None:
         """Ends what still runs, closes the engine, and waits until that is done, or has it done soon."""
@@ -168,13 +161,13 @@ def check_process() -> None:
         )
 
 
-def _join_at_exit(loop: Loop, thread: threading.Thread) -> None:
+def _join_at_exit(loop: CallLoop, thread: threading.Thread) -> None:
     """Ends the thread with the program, and waits for that."""
     loop.stop()
     wait_for([thread])
 
 
-def _drop(loop: Loop, thread: threading.Thread) -> None:
+def _drop(loop: CallLoop, thread: threading.Thread) -> None:
     """Has the thread of a dropped object end soon."""
     _ending.add(thread)
     loop.stop()

@@ -75,6 +75,16 @@ class Front(ABC):
         """How many of them only compute prompts."""
         return 0
 
+    @property
+    def where(self) -> str:
+        """Where engines are, in words, if they are not in this process."""
+        return ""
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether all that runs is one engine, which may wait for `turn`. Several go at their own pace."""
+        return False
+
     @abstractmethod
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""

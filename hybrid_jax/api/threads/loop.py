@@ -5,35 +5,36 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.progress_bar import show_compiling
+from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import CLOSED, Call
-from hybrid_jax.api.threads.commands import CommandLoop
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question, facts
 from hybrid_jax.schedule.request import Request
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 
-class Loop(CommandLoop):
+class Loop(CallLoop):
     """What the engine's thread runs: commands, then a turn of the engine, again and again.
 
     Args:
-        engine, record, quiet, on_end: as in `EngineThread`.
+        engine: used only by the thread from now on.
+        record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
+            reference to the `LLM`, which could then never be dropped.
+        quiet: what is compiled is said in a bar only.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        record: Callable[[Job], None],
-        quiet: bool,
-        on_end: Callable[[BaseException], None] = lambda error: None,
+        self, engine: Engine, *, record: Callable[[Job], None], quiet: bool = False
     ) -> None:
         super().__init__()
-        self.engine, self._record, self._quiet, self._on_end = engine, record, quiet, on_end
+        self.engine, self._record, self._quiet = engine, record, quiet
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
         # Requests that the engine may still hold, but nobody waits for.
@@ -44,6 +45,30 @@ class Loop(CommandLoop):
         # Those of them that ended, whose copies may not be made yet.
         self._computed: list[Callable[[], None]] = []
         engine.watch_compiling(self._compiling)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """As `CallLoop.facts`."""
+        return facts.answer(self.engine)
+
+    def compile_seconds(self) -> float:
+        """As `CallLoop.compile_seconds`."""
+        return self.engine.compile_seconds()
+
+    def later(
+        self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """Has the thread make a call between two turns, and tell what it returned or raised."""
+        do = lambda: tell(call(self), None)
+        self.give(Command(do, lambda error: tell(None, error)))
+
+    def now(self, question: Question[Answer], args: Sequence[Any]) -> Answer:
+        """Answers at once, in whatever thread."""
+        return question.answer(self.engine, *args)
+
+    def discard(self) -> None:
+        """As `CallLoop.discard`."""
+        self.engine.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -65,7 +90,7 @@ class Loop(CommandLoop):
             error = mistake
         self._ended = error
         self._give_prefixes_up()
-        self._on_end(error)
+        self.on_end(error)
         for call in list(self._calls):
             call.lost(error)
         self._calls.clear()
@@ -148,6 +173,7 @@ class Loop(CommandLoop):
     ) -> None:
         is_first = job.first_token_time is None
         delta = job.take(completion, now, self.engine, streamed=call.streams)
+        call.took(job, completion)
         if is_first and job.first_token_time is not None:
             call.began(job)
         if delta is not None:

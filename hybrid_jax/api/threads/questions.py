@@ -44,13 +44,13 @@ class Question(Generic[Answer]):
         answer: answers it, where the engine is.
         at_once: any thread may answer it, also while the engine computes. Others are answered between two turns.
         joined: makes one answer of those of several engines, which are all asked. None if one engine answers for all.
-        weight: which one that is: the engine for which this is the largest, the first of several. None for the first.
+        weight: which one that is: the engine with the largest answer to this, the first of several. None for the first.
     """
 
     answer: Callable[Concatenate[Engine, ...], Answer]
     at_once: bool = False
     joined: Callable[[Sequence[Answer]], Answer] | None = None
-    weight: Callable[Concatenate[Engine, ...], int] | None = None
+    weight: Question[int] | None = None
 
     @property
     def name(self) -> str:
@@ -73,9 +73,9 @@ def of_each(
 
 
 def of_one(
-    weight: Callable[Concatenate[Engine, ...], int],
+    weight: Question[int],
 ) -> Callable[[Callable[Concatenate[Engine, ...], Answer]], Question[Answer]]:
-    """A question to the engine for which `weight` is the largest."""
+    """A question to the engine with the largest answer to `weight`."""
     return lambda answer: Question(answer, weight=weight)
 
 
@@ -191,21 +191,25 @@ def past_requests(engine: Engine) -> PastRequests | None:
     return None if history is None else history.so_far()
 
 
-def _cached(engine: Engine, file: Path, tokens: Sequence[int]) -> int:
+@Question
+def cached(engine: Engine, file: Path, tokens: Sequence[int]) -> int:
+    """How many tokens of a prompt `save_prefix` would write."""
     return engine.cached_tokens(tokens)
 
 
-def _cached_of(engine: Engine, file: Path) -> int:
+@Question
+def cached_of(engine: Engine, file: Path) -> int:
+    """How many tokens of the prompt in a file the arena has."""
     return engine.cached_tokens_of(file)
 
 
-@of_one(_cached)
+@of_one(cached)
 def save_prefix(engine: Engine, file: Path, tokens: Sequence[int]) -> int | None:
     """Writes what the arena has of a prompt to a file; returns its tokens, 0 for nothing, None for "after a turn"."""
     return engine.save_prefix(file, tokens)
 
 
-@of_one(_cached_of)
+@of_one(cached_of)
 def load_prefix(engine: Engine, file: Path) -> int:
     """Puts what `save_prefix` has written into the arena; returns its tokens."""
     return engine.load_prefix(file)
@@ -252,7 +256,7 @@ def peak_memory_bytes(engine: Engine) -> int | None:
 
 LISTED: tuple[Question[Any], ...] = (
     *(facts, stats, describe, reset_prefix_cache, expect_everything, all_logprobs, where_damaged),
-    *(cache_nodes, past_requests, save_prefix, load_prefix),
+    *(cache_nodes, past_requests, cached, cached_of, save_prefix, load_prefix),
     *(warm_ups, compile_ahead, run_program),
     *(compile_seconds, peak_memory_bytes, about_loops),
 )

@@ -13,11 +13,10 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hybrid_jax.api.completions import Job
+from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import Call, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.dispatcher import Dispatcher, none_left
-from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import PrefillSide
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 # How many times as long as a byte that a step reads a byte takes that comes from the host's memory: on a CPU it is
 # written as well; PCIe 5 moves about 48 GB/s, where a Hopper card reads 4.3 TB/s.
 CPU_LOADED, GPU_LOADED = 2.0, 90.0
+WAIT_FOR_ONE = 0.05  # seconds between two looks at whether a replica is there again
 
 
 class Replicas(Front):
@@ -41,28 +41,25 @@ class Replicas(Front):
     All threads end with `close`, with this object, or with the program.
 
     Args:
-        engines: one for each replica, with the same model and settings.
-        record, quiet: as in `EngineThread`. Several threads call `record`.
+        loops: one for each replica, with the same model and settings.
         router: decides; as many replicas as there are engines.
         prefill: has prompts computed by the engines that the router never chooses; None if there are none.
+        revive: as in `Dispatcher`.
     """
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        loops: Sequence[CallLoop],
         *,
-        record: Callable[[Job], None],
         router: Router,
         prefill: PrefillSide | None = None,
-        quiet: bool = False,
+        revive: Callable[[int], CallLoop] | None = None,
     ) -> None:
-        self._dispatcher = dispatcher = Dispatcher(router, prefill)
-        self._prefill = set(range(len(engines))) - set(router.present)
-        for replica, engine in enumerate(engines):
-            ended = functools.partial(dispatcher.note_gone, replica)
-            thread = EngineThread(engine, record=record, quiet=quiet, on_end=ended)
-            dispatcher.threads.append(thread)
-        dispatcher.present = tuple(range(len(engines)))
+        self._dispatcher = dispatcher = Dispatcher(router, prefill, revive)
+        self._where = loops[0].where
+        self._prefill = set(range(len(loops))) - set(router.present)
+        for replica, loop in enumerate(loops):
+            dispatcher.add(replica, loop)
         if prefill is not None:
             prefill.threads = dispatcher.threads
         super().__init__(dispatcher.threads[0].facts)
@@ -80,6 +77,11 @@ class Replicas(Front):
         """Whether the caller's thread is that of an engine, or the one that decides."""
         own = any(thread.is_own_thread for thread in self._dispatcher.threads)
         return own or threading.current_thread() is self._thread
+
+    @property
+    def where(self) -> str:
+        """As `Front.where`."""
+        return self._where
 
     @property
     def num_replicas(self) -> int:
@@ -125,14 +127,15 @@ class Replicas(Front):
             chosen: Iterable[int] | None = None
             if question.joined is None:
                 chosen = self._heaviest(question.weight, args)
-            if answers := self._each(lambda loop: question.answer(loop.engine, *args), chosen):
+            ask = functools.partial(Loop.now, question=question, args=args)
+            if answers := self._each(ask, chosen):
                 return question.of_all(list(answers.values()))
 
-    def _heaviest(self, weight: Callable[..., int] | None, args: tuple[Any, ...]) -> list[int]:
+    def _heaviest(self, weight: Question[int] | None, args: tuple[Any, ...]) -> list[int]:
         """The one replica that answers."""
         if weight is None:
             return [self._present()[0]]
-        found = self._each(lambda loop: weight(loop.engine, *args))
+        found = self._each(functools.partial(Loop.now, question=weight, args=args))
         return [max(found, key=lambda replica: found[replica])] if found else []
 
     def _now(self, question: Question[Answer], args: tuple[Any, ...]) -> list[Answer]:
@@ -145,7 +148,8 @@ class Replicas(Front):
                 if replica in dispatcher.present:
                     raise
         if not answers:
-            raise none_left(dispatcher.gone)
+            self._present()
+            return self._now(question, args)
         return answers
 
     def turn(self) -> None:
@@ -182,12 +186,18 @@ class Replicas(Front):
         return {replica: answer for replica, answer, error in found if error is None}
 
     def _present(self) -> tuple[int, ...]:
-        """The replicas that are there, once all has been done that was asked for before."""
+        """The replicas that are there, once all has been done that was asked for before.
+
+        If there are none but some are being started again, it waits for the first.
+        """
         dispatcher = self._dispatcher
-        found: tuple[int, ...] = self._decided(lambda: dispatcher.present)
-        if not found:
-            raise none_left(dispatcher.gone)
-        return found
+        while True:
+            found, coming = self._decided(lambda: (dispatcher.present, dispatcher.reviving))
+            if found:
+                return found
+            if not coming:
+                raise none_left(dispatcher.gone)
+            time.sleep(WAIT_FOR_ONE)
 
     def _decided(self, call: Callable[[], Any]) -> Any:
         """Has the thread that decides make a call, and returns what it does."""
@@ -217,7 +227,7 @@ class Replicas(Front):
 def router_of(engines: Sequence[Engine]) -> Router:
     """A router over engines that go on from prompts, and their caches tell it what they have. No engine may run yet."""
     senders = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Sender)]
-    model = _costs_of(engines[-1])
+    model = costs_of(engines[-1])
     if senders:  # what a replica lacks comes from elsewhere, and costs the time to write it
         moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
         # A model without keys and values has a state to move, whatever the length: tokens only tell prompts apart.
@@ -233,7 +243,7 @@ def prefill_of(engines: Sequence[Engine], hand_over: HandOver | None) -> Prefill
     receivers = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Receiver)]
     return PrefillSide(
         hand_over,
-        _router(engines, _costs_of(engines[0]), receivers),
+        _router(engines, costs_of(engines[0]), receivers),
         grain=max(engine.geometry.grain for engine in engines),
         chunk=engines[0].engine_config.prefill_tokens,
     )
@@ -252,7 +262,8 @@ def _router(engines: Sequence[Engine], model: ReplicaCosts, others: Sequence[int
     return router
 
 
-def _costs_of(engine: Engine) -> ReplicaCosts:
+def costs_of(engine: Engine) -> ReplicaCosts:
+    """What requests cost a replica with such an engine."""
     on_cpu = engine.device.is_host
     per_byte = CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE
     return ReplicaCosts(

@@ -1,0 +1,70 @@
+"""What a thread runs that has calls computed by one engine, wherever that engine is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.commands import CommandLoop
+from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
+
+if TYPE_CHECKING:
+    from hybrid_jax.api.threads.loop import Loop
+
+
+class CallLoop(CommandLoop):
+    """Has calls computed by one engine. Only `give`, `later`, `now` and the properties are for other threads.
+
+    Attributes:
+        where: the engine is, in words, if it is not in this process.
+        on_end: called in the thread when it ends, with the reason, before its calls are told.
+    """
+
+    where = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_end: Callable[[BaseException], None] = lambda error: None
+
+    @property
+    @abstractmethod
+    def facts(self) -> EngineFacts:
+        """What never changes about the engine."""
+
+    @abstractmethod
+    def compile_seconds(self) -> float:
+        """Seconds of compiling so far; any thread may ask, also after the end."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Runs until `stop` is called."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Ends an engine that no thread was started for."""
+
+    @abstractmethod
+    def start(self, calls: Sequence[Call]) -> None:
+        """Begins calls, before the engine's next turn."""
+
+    @abstractmethod
+    def end_call(self, call: Call, error: BaseException | None = None) -> None:
+        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
+
+    @abstractmethod
+    def later(
+        self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """Has the loop that owns the engine make a call between two turns, and tell what it returned or raised.
+
+        Args:
+            call: a function of a module or a method of `Loop`, or a `functools.partial` of one, because the engine may
+                be in another process.
+            tell: called with the answer, or with the error.
+        """
+
+    @abstractmethod
+    def now(self, question: Question[Answer], args: Sequence[Any]) -> Answer:
+        """The answer to a question that may be asked while the engine computes. Returns or raises what it does."""

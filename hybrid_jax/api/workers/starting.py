@@ -1,0 +1,213 @@
+"""Starts workers, and makes one `Front` of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of
+from hybrid_jax.api.threads.front import Front
+from hybrid_jax.api.threads.replicas import Replicas
+from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
+from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
+from hybrid_jax.api.workers.process import start_process
+from hybrid_jax.api.workers.worker_loop import WorkerLoop
+from hybrid_jax.cluster.router import Router
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config.checks import is_integer
+from hybrid_jax.config.mesh import read_mesh
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that has made its `LLM`."""
+
+    link: Link
+    frames: Frames
+    ready: Ready
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers with the same model; in the place of `Started`.
+
+    Attributes:
+        all_: the workers.
+        link: starts another one in the place of one that has ended, by its number.
+        start: what each was told first.
+    """
+
+    all_: Sequence[Worker]
+    link: Callable[[int], Link]
+    start: Start
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model."""
+        return self._first.facts.config
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """Of each engine."""
+        return self._first.facts.engine_config
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one worker."""
+        return self._first.weight_bytes
+
+    @property
+    def stored_dtype(self) -> str:
+        """As in `Started`."""
+        return self._first.stored_dtype
+
+    def digest(self) -> str:
+        """As in `Started`."""
+        return self._first.digest
+
+    @property
+    def _first(self) -> Ready:
+        return self.all_[0].ready
+
+    def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
+        """What runs calls on them."""
+        router = Router(len(self.all_), self._first.costs)
+
+        def loop_of(replica: int, worker: Worker) -> WorkerLoop:
+            loop = WorkerLoop(worker.link, worker.frames, worker.ready, record)
+            loop.tell_cache = functools.partial(router.tell, replica)
+            return loop
+
+        def revive(replica: int) -> WorkerLoop:
+            return loop_of(replica, self._another(replica))
+
+        loops = [loop_of(replica, worker) for replica, worker in enumerate(self.all_)]
+        return Replicas(loops, router=router, revive=revive)
+
+    def _another(self, number: int) -> Worker:
+        """A worker in the place of one that has ended.
+
+        Raises:
+            WorkerLost: it did not start, or is not like the others.
+        """
+        link = self.link(number)
+        try:
+            [found] = ready_workers([link], self.start, False)
+            _check_alike([self.all_[0], found])
+            room, needed = found.ready.facts.max_model_len, self._first.facts.max_model_len
+            if room < needed:
+                raise WorkerLost(
+                    f"{link.about} has room for sequences of {room} tokens, and the others for {needed}"
+                )
+        except BaseException:
+            link.kill()
+            raise
+        return replace(found, ready=found.ready._replace(facts=self._first.facts))
+
+
+def start_workers(
+    model: str | Path | None,
+    options: Mapping[str, Any],
+    own: Mapping[str, Any],
+    *,
+    count: int,
+    progress: ProgressOption,
+) -> Workers:
+    """Starts processes on this machine, each with the same model and options.
+
+    Args:
+        model, options, own: as in `Start`.
+        count: how many.
+        progress: as in `LLM`, of workers that are ready.
+
+    Raises:
+        ValueError: the number or the mesh is not what it should be. What the `LLM` of a worker raises.
+        WorkerLost: one has ended while it started.
+    """
+    if not is_integer(count) or count < 1:
+        raise ValueError(f"LLM: replicas must be an integer of at least 1, got {count!r}")
+    mesh = options.get("mesh")
+    if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
+        raise ValueError(
+            f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
+        )
+    link = functools.partial(start_process, count=count, cards=read_mesh(mesh).tp)
+    start = Start(_found_there(model), options, own, count)
+    links: list[Link] = []
+    try:
+        for number in range(count):
+            links.append(link(number))
+        return Workers(ready_workers(links, start, progress), link, start)
+    except BaseException:
+        for begun in links:
+            begun.kill()
+        raise
+
+
+def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption) -> list[Worker]:
+    """Has the workers at the other ends make their `LLM`s, all at once, and waits for them.
+
+    Raises:
+        WorkerLost: one has ended, or has another model. What the `LLM` of a worker raises.
+    """
+    both = [(link, Frames(link.about)) for link in links]
+    for link, frames in both:
+        with suppress(OSError):  # it has ended, which the next look finds
+            link.send(frames.pack([as_bytes(start)]))
+    found: list[Worker] = []
+    with progress_of(progress, "starting") as report:
+        for link, frames in both:
+            report(len(found), len(links))
+            found.append(Worker(link, frames, _ready(link, frames)))
+    _check_alike(found)
+    return _with_same_lengths(found)
+
+
+def _ready(link: Link, frames: Frames) -> Ready:
+    try:
+        [first] = frames.unpack(link.receive())
+    except (EOFError, OSError):
+        raise WorkerLost(f"LLM: {link.about} did not start: {link.why_lost()}") from None
+    match first:
+        case Ready():
+            return first
+        case NotStarted():
+            raise first.error
+        case _:
+            raise WorkerLost(f"LLM: {link.about} did not say that it is ready")
+
+
+def _check_alike(workers: Sequence[Worker]) -> None:
+    """WorkerLost if weights differ, as where a folder of the same name holds another model on another machine."""
+    first, *others = workers
+    for other in others:
+        if other.ready.digest != first.ready.digest:
+            raise WorkerLost(
+                f"LLM: the weights of {other.link.about} are not those of {first.link.about} (digests "
+                f"{other.ready.digest[:8]} and {first.ready.digest[:8]}); give all the same model and dtype"
+            )
+
+
+def _with_same_lengths(workers: Sequence[Worker]) -> list[Worker]:
+    """Workers that take the longest sequence that all of them have room for."""
+    facts = [worker.ready.facts for worker in workers]
+    longest = min(each.max_model_len for each in facts)
+    prompt = min(each.longest_prompt for each in facts)
+    same = [each._replace(max_model_len=longest, longest_prompt=prompt) for each in facts]
+    return [
+        replace(worker, ready=worker.ready._replace(facts=own))
+        for worker, own in zip(workers, same, strict=True)
+    ]
+
+
+def _found_there(model: str | Path | None) -> str | None:
+    """A model as another process finds it: a folder by its whole path, and anything else by its name."""
+    if model is None:
+        return None
+    return os.path.abspath(model) if os.path.isdir(model) else os.fspath(model)

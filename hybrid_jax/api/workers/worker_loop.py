@@ -1,0 +1,265 @@
+"""The caller's side of an engine in another process: what its thread runs."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.outputs import Delta
+from hybrid_jax.api.threads.call_loop import CallLoop
+from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
+from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
+from hybrid_jax.api.workers.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Cached,
+    Compiled,
+    Do,
+    Ended,
+    Leave,
+    Order,
+    Ready,
+    Stop,
+    Told,
+)
+from hybrid_jax.cluster.watch import News
+
+Tell = Callable[[Any, BaseException | None], object]
+
+
+class WorkerLoop(CallLoop):
+    """Has calls computed by the engine of another process.
+
+    Args:
+        link, frames: to the process, which has sent its `Ready`.
+        ready: that message.
+        record: as in `Loop`.
+
+    Attributes:
+        tell_cache: takes what is new about the engine's cache, in the thread.
+    """
+
+    def __init__(
+        self, link: Link, frames: Frames, ready: Ready, record: Callable[[Job], None]
+    ) -> None:
+        super().__init__()
+        self._link, self._frames, self._ready, self._record = link, frames, ready, record
+        self.where = link.where
+        self.tell_cache: Callable[[News], object] = lambda news: None
+        self._out: list[bytes] = []  # to send after the commands that are there
+        self._calls: dict[int, Call] = {}  # those that run
+        self._numbers: dict[Call, int] = {}
+        self._next = 0  # number of a call or a question
+        self._asked: dict[int, Tell] = {}
+        self._compile_seconds = ready.compile_seconds
+        self._peak: int | None = None
+        self._lost: BaseException | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """As of the start."""
+        return self._ready.facts
+
+    def compile_seconds(self) -> float:
+        """As far as the worker has told."""
+        return self._compile_seconds
+
+    def peak_memory_bytes(self) -> int | None:
+        """As far as the worker has told."""
+        return self._peak
+
+    def discard(self) -> None:
+        """As `CallLoop.discard`."""
+        self._link.kill()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs until `stop` is called or the worker ends."""
+        reader = threading.Thread(target=self._read, name="hybrid_jax-receive", daemon=True)
+        reader.start()
+        error: BaseException = RuntimeError(CLOSED)
+        try:
+            while not self._stopping and self._lost is None:
+                self._do(self._commands.get())
+                for _ in range(self._commands.qsize()):
+                    self._do(self._commands.get_nowait())
+                self._flush()
+        except BaseException as mistake:  # a bug here, or nobody listens
+            error = mistake
+        if not self._stopping:
+            error = self._lost or error
+        self._ended = error
+        self.on_end(error)
+        for call in list(self._calls.values()):
+            call.lost(error)
+        self._calls.clear()
+        self._numbers.clear()
+        asked, self._asked = self._asked, {}
+        for tell in asked.values():
+            tell(None, error)
+        self._cancel_commands(error)
+        self._end_link()
+        reader.join()
+        atexit.unregister(self.at_exit)
+
+    def _read(self) -> None:
+        """In a thread of its own: hands on what the worker says, until it says no more."""
+        while True:
+            try:
+                frame = self._link.receive()
+            except (EOFError, OSError):
+                lost = WorkerLost(f"{self._link.about}: {self._link.why_lost()}")
+                self.give(Command(functools.partial(self._lose, lost)))
+                return
+            self.give(Command(functools.partial(self._receive, frame), self._lose))
+
+    def _lose(self, error: BaseException) -> None:
+        """What the worker says is no longer to be had, or cannot be read."""
+        self._lost = self._lost or error
+
+    def _flush(self) -> None:
+        if self._out:
+            said, self._out = self._out, []
+            self._link.send(self._frames.pack(said))
+
+    def _end_link(self) -> None:
+        try:
+            self._link.send(self._frames.pack([as_bytes(Stop())]))
+        except OSError:
+            pass  # nobody is there
+        self._link.close()
+
+    def _receive(self, frame: bytes) -> None:
+        for message in self._frames.unpack(frame):
+            match message:
+                case Told():
+                    self._hear(message)
+                case Answered():
+                    if (tell := self._asked.pop(message.number, None)) is not None:
+                        tell(message.answer, message.error)
+                case Cached():
+                    self.tell_cache(message.news)
+                case Compiled():
+                    self._compile_seconds = message.seconds
+                case Ended():
+                    self._lose(message.error)
+                case _:
+                    raise AssertionError(message)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _hear(self, told: Told) -> None:
+        """Hands on what is new about a call."""
+        call = self._calls.get(told.number)
+        if call is None or call.over:
+            return
+        if told.peak_memory_bytes is not None:
+            self._peak = told.peak_memory_bytes
+        now, deltas = time.perf_counter(), list[Delta]()
+        for place, sample, update in told.updates:
+            job = call.jobs[place]
+            is_first = job.first_token_time is None
+            completion = job.completions[sample]
+            delta = job.take(completion, now, self, streamed=call.streams, update=update)
+            call.took(job, completion)
+            if is_first and job.first_token_time is not None:
+                call.began(job)
+            if delta is not None:
+                deltas.append(delta)
+            if completion.finish_reason is not None and job.finished:
+                call.num_finished += 1
+                self._record(job)
+                call.ended(job)
+        for place, error in told.failed:
+            job = call.jobs[place]
+            self._let_leave(call, job)
+            job.error = error
+            call.num_finished += 1
+        if told.error is not None:
+            self.end_call(call, told.error, engine_failed=told.engine_failed)
+            return
+        try:
+            call.tell(deltas)
+        except Exception:  # its event loop is closed
+            self.end_call(call)
+        if call.over:
+            self._forget(call)
+
+    def _let_leave(self, call: Call, job: Job) -> None:
+        if job.first_token_time is not None and job.num_unfinished and job.error is None:
+            self._record(job)
+        call.ended(job)
+
+    def _forget(self, call: Call) -> int | None:
+        number = self._numbers.pop(call, None)
+        if number is not None:
+            del self._calls[number]
+        return number
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Sends calls to the worker."""
+        for call in calls:
+            if call.over or call in self._numbers:  # after Ctrl-C its caller may submit it again
+                continue
+            number = self._next = self._next + 1
+            orders = [Order.of(job) for job in call.jobs]
+            begin = Begin(number, orders, call.streams, call.keeps_errors)
+            try:
+                self._out.append(as_bytes(begin))
+            except Exception as error:  # parameters that cannot travel
+                self.end_call(call, error)
+                continue
+            self._numbers[call], self._calls[number] = number, call
+
+    def end_call(
+        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
+    ) -> None:
+        """Ends a call here, and tells the worker."""
+        if call.over:
+            return
+        if (number := self._forget(call)) is not None:
+            self._out.append(as_bytes(Leave(number)))
+        for job in call.jobs:
+            self._let_leave(call, job)
+        if error is None:
+            call.over = True
+        else:
+            call.fail(error, engine_failed=engine_failed)
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def later(self, call: Callable[[Loop], Answer], tell: Tell) -> None:
+        """Has the worker's loop make a call, and tell what it returned or raised."""
+
+        self._ask(lambda number: Do(number, call), tell)
+
+    def _ask(self, asked: Callable[[int], Do | Ask], tell: Tell) -> None:
+        """Sends what will be answered, once it has a number."""
+
+        def send() -> None:
+            number = self._next = self._next + 1
+            self._out.append(as_bytes(asked(number)))
+            self._asked[number] = tell
+
+        self.give(Command(send, lambda error: tell(None, error)))
+
+    def now(self, question: Question[Answer], args: Sequence[Any]) -> Answer:
+        """Asks the worker, and waits for its answer."""
+        answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        asked = functools.partial(Ask, question=question.name, args=tuple(args))
+        self._ask(asked, lambda answer, error: answers.put((answer, error)))
+        answer, error = answers.get()
+        if error is not None:
+            raise error
+        return answer

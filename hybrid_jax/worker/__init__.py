@@ -1,0 +1,4 @@
+"""What runs in a process that computes for another one: an `LLM` that serves a link.
+
+May import: api, cluster, process.
+"""

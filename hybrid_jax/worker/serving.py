@@ -1,0 +1,289 @@
+"""The worker's side: an `LLM` that computes what comes through a link, and tells what is new."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from hybrid_jax.api.completions import Completion, Job
+from hybrid_jax.api.llm import LLM
+from hybrid_jax.api.outputs import Delta
+from hybrid_jax.api.threads.calls import Call, News
+from hybrid_jax.api.threads.engine_thread import EngineThread
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.questions import named
+from hybrid_jax.api.threads.replicas import costs_of
+from hybrid_jax.api.workers.link import Frames, Link, as_bytes, portable
+from hybrid_jax.api.workers.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Cached,
+    Compiled,
+    Do,
+    Ended,
+    Leave,
+    NotStarted,
+    Order,
+    Ready,
+    Start,
+    Stop,
+    Told,
+)
+from hybrid_jax.cluster.watch import TreeWatcher
+from hybrid_jax.process.ending import pool_of_threads
+
+Say = Callable[[Any], None]  # puts a message on its way
+# Seconds between two times at which a caller that waits for finished prompts is told of tokens, after the first ones.
+# If the worker is lost, others go on from there.
+TOLD_EVERY = 0.5
+ASKING = 8  # threads that answer questions while the engine computes; some compile
+
+
+class SentCall(Call):
+    """A call of another process.
+
+    Args:
+        begin: what that process asks for.
+        jobs: made of it.
+        say: puts a message on its way.
+        peak: the most memory in use so far.
+    """
+
+    def __init__(
+        self, begin: Begin, jobs: list[Job], say: Say, peak: Callable[[], int | None]
+    ) -> None:
+        super().__init__(jobs, send=self._failed, keeps_errors=begin.keeps_errors)
+        self._number, self._tells_all = begin.number, begin.streams
+        self._say, self._peak = say, peak
+        self._places = {id(job): place for place, job in enumerate(jobs)}
+        self._known = {  # tokens and characters that the other process knows of
+            completion: (len(completion.token_ids), len(completion.text))
+            for job in jobs
+            for completion in job.completions
+        }
+        self._changed: dict[Completion, Job] = {}
+        self._begun: set[Completion] = set()  # they have got a token here
+        self._over: list[Job] = []  # since it was told last
+        self._told_at = 0.0
+
+    def took(self, job: Job, completion: Completion) -> None:
+        self._changed[completion] = job
+        if completion not in self._begun:
+            self._begun.add(completion)
+            self._told_at = 0.0
+
+    def ended(self, job: Job) -> None:
+        self._over.append(job)
+
+    def tell(self, deltas: list[Delta] | tuple[()] = ()) -> None:  # type: ignore[override]
+        """Tells what is new, if that is wanted now."""
+        now = time.monotonic()
+        self.over = self.num_finished == len(self.jobs)
+        if self._tells_all or self._over or self.over or now - self._told_at >= TOLD_EVERY:
+            self._told_at = now
+            self._say(self._news())
+
+    def _news(self) -> Told:
+        changed, self._changed = self._changed, {}
+        over, self._over = self._over, []
+        updates = []
+        for completion, job in changed.items():
+            place = self._places[id(job)]
+            updates.append((place, completion.request.sample_index, self._update(completion)))
+        failed = [
+            (self._places[id(job)], portable(job.error)) for job in over if job.error is not None
+        ]
+        return Told(self._number, updates, failed, self._peak() if over else None)
+
+    def _update(self, completion: Completion) -> Any:
+        update = completion.update(*self._known[completion])
+        self._known[completion] = len(completion.token_ids), len(completion.text)
+        return update
+
+    def _failed(self, news: News) -> None:
+        """It has ended with an error."""
+        assert news.error is not None, news
+        told = self._news()
+        self._say(told._replace(error=portable(news.error), engine_failed=self.engine_failed))
+
+    def lost(self, error: BaseException, *, engine_failed: bool = True) -> None:
+        """The engine has ended, which the worker tells of."""
+
+
+def loaded(start: Start) -> LLM:
+    """The `LLM` that a caller wants. Raises as `LLM` does."""
+    llm = LLM.__new__(LLM)
+    llm._load(start.model, start.options, sharing=start.sharing, **start.own)
+    return llm
+
+
+class Worker:
+    """Serves a link until its other end closes it.
+
+    Args:
+        link: to the caller.
+        left: called when the caller has ended, before what runs is ended.
+        make: makes the `LLM`.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        left: Callable[[], object] = lambda: None,
+        make: Callable[[Start], LLM] = loaded,
+    ) -> None:
+        self._left, self._make = left, make
+        self._link, self._frames = link, Frames(link.about)
+        self._out: SimpleQueue[Any] = SimpleQueue()
+        self._calls: dict[int, Call] = {}
+        self._llm: LLM
+        self._thread: EngineThread  # of the LLM
+        self._compile_seconds: Callable[[], float] = lambda: 0.0
+        self._asking = pool_of_threads(ASKING, "hybrid_jax-asked")
+
+    def run(self) -> None:
+        """Makes the `LLM` and serves."""
+        try:
+            [start] = self._frames.unpack(self._link.receive())
+            try:
+                ready = self._start(start)
+            except BaseException as error:
+                self._link.send(self._frames.pack([as_bytes(NotStarted(portable(error)))]))
+                return
+            with self._llm:
+                self._link.send(self._frames.pack([as_bytes(ready)]))
+                sender = threading.Thread(target=self._send, name="hybrid_jax-send", daemon=True)
+                sender.start()
+                self._serve()
+            self._out.put(None)
+            sender.join()
+        except (EOFError, OSError):
+            self._left()  # the caller has ended
+
+    def _start(self, start: Start) -> Ready:
+        """Makes the `LLM`, and has its cache and its end told of."""
+        self._llm = llm = self._make(start)
+        assert isinstance(llm._thread, EngineThread), "it has one replica"
+        self._thread = llm._thread
+        found: SimpleQueue[tuple[Ready, BaseException | None]] = SimpleQueue()
+        begin = functools.partial(self._begin_telling, llm)
+        self._thread.later(begin, lambda ready, error: found.put((ready, error)))
+        ready, error = found.get()
+        if error is not None:
+            raise error
+        return ready
+
+    def _begin_telling(self, llm: LLM, loop: Loop) -> Ready:
+        """In the engine's thread."""
+        engine, costs = loop.engine, costs_of(loop.engine)
+        self._compile_seconds = loop.compile_seconds
+        loop.on_end = lambda error: self._say(Ended(portable(error)))
+        tell = lambda news: self._say(Cached(news))
+        has_state = engine.geometry.has_state
+        engine.watch_cache(TreeWatcher(costs.grain, needs_slots=has_state, tell=tell))
+        return Ready(
+            facts=loop.facts,
+            costs=costs,
+            digest=llm._digest(),
+            weight_bytes=llm._weight_bytes,
+            stored_dtype=llm._stored_dtype,
+            compile_seconds=loop.compile_seconds(),
+        )
+
+    def _serve(self) -> None:
+        while True:
+            for message in self._frames.unpack(self._link.receive()):
+                match message:
+                    case Stop():
+                        return
+                    case Begin():
+                        self._begin(message)
+                    case Leave():
+                        if (call := self._calls.pop(message.number, None)) is not None:
+                            self._thread.leave(call)
+                    case Do():
+                        tell = functools.partial(self._answered, message.number)
+                        self._thread.later(message.call, tell)
+                    case Ask():
+                        self._asking.submit(self._ask, message)
+                    case _:
+                        raise AssertionError(message)
+
+    def _begin(self, begin: Begin) -> None:
+        """Has a call computed. Its prompts were checked where they came from."""
+        try:
+            jobs = [self._job(order) for order in begin.orders]
+        except Exception as error:
+            self._say(Told(begin.number, error=portable(error)))
+            return
+        call = SentCall(begin, jobs, self._say, lambda: self._llm.peak_memory_bytes)
+        self._calls[begin.number] = call
+        self._thread.begin([call])
+
+    def _job(self, order: Order) -> Job:
+        job = self._llm._intake.ordered(
+            order.prompt,
+            order.params,
+            request_id=order.request_id,
+            index=order.place,
+            seed=order.seed,
+            stop_ids=order.stop_ids,
+            max_tokens=order.max_tokens,
+            logprobs_from=order.logprobs_from,
+            pooling=order.pooling,
+            reads_only=order.reads_only,
+        )
+        for completion, progress in zip(job.completions, order.done, strict=True):
+            completion.go_on(progress)
+        return job
+
+    def _ask(self, ask: Ask) -> None:
+        """In a thread of the pool."""
+        try:
+            self._answered(ask.number, self._thread.ask(named(ask.question), *ask.args), None)
+        except BaseException as error:
+            self._answered(ask.number, None, error)
+
+    def _answered(self, number: int, answer: Any, error: BaseException | None) -> None:
+        self._say(Answered(number, answer, None if error is None else portable(error)))
+
+    def _say(self, message: Any) -> None:
+        self._out.put(message)
+
+    @staticmethod
+    def _travelling(message: Any) -> bytes:
+        try:
+            return as_bytes(message)
+        except Exception as error:
+            if not isinstance(message, Answered):
+                raise
+            return as_bytes(message._replace(answer=None, error=portable(error)))
+
+    def _send(self) -> None:
+        """Sends what is put on its way, until the end or until nobody listens any more."""
+        try:
+            self._send_all()
+        except OSError:
+            pass
+        except BaseException as error:  # a bug here; the caller must not wait for ever
+            self._link.send(self._frames.pack([as_bytes(Ended(portable(error)))]))
+
+    def _send_all(self) -> None:
+        compiled = 0.0
+        while True:
+            messages = [self._out.get()]
+            for _ in range(self._out.qsize()):
+                messages.append(self._out.get_nowait())
+            over = messages[-1] is None
+            said = [self._travelling(message) for message in messages if message is not None]
+            if (seconds := self._compile_seconds()) != compiled:
+                compiled = seconds
+                said.insert(0, as_bytes(Compiled(seconds)))
+            self._link.send(self._frames.pack(said))
+            if over:
+                return
