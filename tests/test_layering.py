@@ -67,6 +67,7 @@ LATE_IMPORTS = {
     "hybrid_jax.api.llm": "jax and the engine take most of a second to load, and are needed when an LLM is made",
     "hybrid_jax.api.progress_bar": "rich is for bars alone, and many programs show none",
     "hybrid_jax.weights.orbax": "orbax takes seconds to load, and most loads never need it",
+    "hybrid_jax.batch": "ray belongs to the extra `ray`",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",
     "hybrid_jax.constraints.trial_worker": "its path is set first, in a process that sees no packages",

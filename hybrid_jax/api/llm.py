@@ -33,7 +33,14 @@ from hybrid_jax.api.threads import questions
 from hybrid_jax.api.threads.calls import CLOSED, Call
 from hybrid_jax.api.threads.engine_thread import check_process
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.api.workers.starting import Workers, start_workers
+from hybrid_jax.api.workers.messages import Start
+from hybrid_jax.api.workers.starting import (
+    Links,
+    Processes,
+    Workers,
+    found_there,
+    start_workers,
+)
 from hybrid_jax.config import CacheConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.model_directory import left_out
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -172,7 +179,7 @@ class LLM(Reader):
             tokenizer=tokenizer,
             quiet=quiet,
             progress=progress,
-            replicas=replicas,
+            links=None if replicas is None else Processes(replicas, mesh),
         )
 
     def _load(
@@ -184,14 +191,15 @@ class LLM(Reader):
         tokenizer: TokenizerLike | None,
         quiet: bool = True,
         progress: ProgressOption = False,
-        replicas: int | None = None,
+        links: Links | None = None,
         sharing: int = 1,
     ) -> None:
         """Begins with a model that is read from files.
 
         Args:
-            model, dtype, tokenizer, quiet, progress, replicas: of `LLM`.
+            model, dtype, tokenizer, quiet, progress: of `LLM`.
             options: its other arguments.
+            links: starts what the engines run in; None for this process.
             sharing: processes with an LLM that share the memory of a machine, this one included.
         """
         settings = engine_options(options)  # mistakes show before anything is loaded
@@ -203,7 +211,7 @@ class LLM(Reader):
         used_tokenizer = own_tokenizer or Tokenizer.from_directory(folder)
         shown = unasked(progress, quiet=quiet)
         started: Started | Workers
-        if replicas is None:
+        if links is None:
             started = _starting().start_folder(
                 folder,
                 settings,
@@ -215,9 +223,35 @@ class LLM(Reader):
             )
         else:
             own = {"dtype": dtype, "tokenizer": tokenizer}
-            started = start_workers(model, options, own, count=replicas, progress=shown)
+            started = start_workers(links, Start(found_there(model), options, own), shown)
         unread = left_out(folder, own_tokenizer is None) + unused_defaults(folder)
         self._begin(started, used_tokenizer, defaults, quiet=quiet, unread=unread)
+
+    @classmethod
+    def _elsewhere(
+        cls,
+        model: str | Path | None,
+        links: Links,
+        *,
+        dtype: str = "auto",
+        tokenizer: TokenizerLike | None = None,
+        quiet: bool = False,
+        progress: ProgressOption = None,
+        **options: Any,
+    ) -> LLM:
+        """An LLM whose engines run in what `links` starts. The other arguments are those of `LLM`."""
+        check_process()
+        self = cls.__new__(cls)
+        self._load(
+            model,
+            options,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            quiet=quiet,
+            progress=progress,
+            links=links,
+        )
+        return self
 
     @classmethod
     @checks_arguments

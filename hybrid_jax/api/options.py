@@ -70,13 +70,24 @@ class EngineOptions(RareOptions, total=False):
     mesh: str | Mesh | None
 
 
-class LLMOptions(EngineOptions, total=False):
-    """What `LLM` takes beside the model and `progress`."""
+class LoadOptions(EngineOptions, total=False):
+    """What `LLM` takes beside the model, `progress` and `replicas`."""
 
     dtype: str
-    replicas: int | None
     tokenizer: TokenizerLike | None
     quiet: bool
+
+
+class LLMOptions(LoadOptions, total=False):
+    """What `LLM` takes beside the model and `progress`."""
+
+    replicas: int | None
+
+
+class BatchOptions(LLMOptions, total=False):
+    """What `run_batch` takes for a new `LLM`; `ray` is the `address` of `hybrid_jax.ray.start_llm`."""
+
+    ray: str | None
 
 
 class ChatOptions(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """Batch files: lines of OpenAI's batch API in, lines of answers out.
 
-May import: api, cache.tree, config, openai, text.
+May import: api, cache.tree, config, openai, ray, text.
 Packages: numpy, rich.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from hybrid_jax.api.arguments import checks_arguments
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.api.options import LLMOptions
+from hybrid_jax.api.options import BatchOptions
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of, unasked
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.meter import Meter
@@ -45,7 +45,7 @@ def run_batch(
     chat_template: str | None = None,
     max_errors: int | None = None,
     progress: ProgressOption = None,
-    **options: Unpack[LLMOptions],
+    **options: Unpack[BatchOptions],
 ) -> BatchSummary:
     """Answers every line of a batch file: one output line for each input line that is not blank, in the same order.
 
@@ -66,7 +66,9 @@ def run_batch(
         chat_template: Jinja source, or the name of one of the model's templates, for chat lines.
         max_errors: stop once more lines than this got an error; None never stops.
         progress: a bar, as for `LLM`, or call this with (lines done, lines in all).
-        **options: of `LLM`, if `model` is not an `LLM`. It is quiet unless they say otherwise.
+        **options: of `LLM`, if `model` is not an `LLM`. It is quiet unless they say otherwise. With `replicas` several
+            processes answer; with `ray`, the address of a Ray cluster ("auto", "HOST:PORT" or "local"), actors there.
+            Lines with the same beginning then go to the same replica. If one ends, the others answer its lines.
 
     Raises:
         ValueError, OSError: one of the files is not what it must be. Nothing was changed.
@@ -104,7 +106,7 @@ def run_batch(
         else:
             given: dict[str, Any] = {"quiet": True, **options}
             loading = False if callable(progress) else progress
-            llm = stack.enter_context(LLM(model, progress=loading, **given))
+            llm = stack.enter_context(_llm(model, progress=loading, **given))
             quiet = options.get("quiet", False)  # only a caller who says so wants no bar
             name = "bundled" if model is None else Path(model).name
         run = Run(
@@ -131,6 +133,18 @@ def run_batch(
             peak_memory_bytes=llm.peak_memory_bytes,
             default_temperature=llm.get_default_sampling_params().temperature,
         )
+
+
+def _llm(
+    model: str | Path | None, *, ray: str | None = None, replicas: int | None = None, **options: Any
+) -> LLM:
+    """An `LLM` here, in processes, or in actors."""
+    if ray is None:
+        return LLM(model, replicas=replicas, **options)
+    from hybrid_jax.ray import start_llm
+
+    count = 1 if replicas is None else replicas
+    return start_llm(model, replicas=count, address=ray, **options)
 
 
 def _check_paths(given: Path, output: Path) -> None:

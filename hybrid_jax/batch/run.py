@@ -14,6 +14,7 @@ from typing import Any
 
 from hybrid_jax.api.feed import Feed, Ticket
 from hybrid_jax.api.llm import LLM
+from hybrid_jax.api.threads.dispatcher import NoReplicas
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines
 from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import BatchStopped, PartialOutput
@@ -187,7 +188,7 @@ class Run:
                 self._check_errors()
                 more = more and self._read_some(lines, feed)
                 self._start_some(feed)
-                for ticket in feed.step():
+                for ticket in self._finished(feed):
                     self._answer(ticket)
                 self._write()
                 if self.counts["num_lines"] != told:
@@ -199,6 +200,15 @@ class Run:
                 "output and run again"
             )
         self._output.finish()
+
+    def _finished(self, feed: Feed) -> list[Ticket]:
+        """Waits for lines that are finished; there may be none yet."""
+        try:
+            return feed.step()
+        except NoReplicas as error:
+            raise BatchStopped(
+                f"run-batch: {error}; the lines so far are in {self._output.path}, the same command goes on from there"
+            ) from error
 
     def _check_errors(self) -> None:
         """Stops the run if too many lines got an error. Called while there is more to do."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hybrid_jax.api.workers.link import WorkerLost
 from hybrid_jax.cli.words import flags_of, flags_of_command, hint, shell_words
 from hybrid_jax.display import text_rows
 from hybrid_jax.process.ending import INTERRUPTED
@@ -32,7 +33,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line
 KEPT_BYTES = re.compile("[\udc80-\udcff]")
 A = {"integer": "an integer", "number": "a number"}
 UTF_8 = ("utf-8", "utf8")  # how Python writes it
-CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError, MissingExtra)
+CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError, MissingExtra, WorkerLost)
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")

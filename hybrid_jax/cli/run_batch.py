@@ -36,6 +36,14 @@ def run_batch(
             show_default="this process alone",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a Ray cluster whose machines run the processes: auto, HOST:PORT, or local for a cluster "
+            "on this machine.",
+            show_default="no Ray",
+        ),
+    ] = None,
     fail_on_error: Annotated[
         bool, typer.Option("--fail-on-error", help="End with exit code 1 if a line got an error.")
     ] = False,
@@ -65,6 +73,7 @@ def run_batch(
             chat_template=template,
             max_errors=max_errors,
             replicas=replicas,
+            ray=ray,
             **engine.for_llm(),
         )
     except batch.BatchStopped as error:

@@ -66,7 +66,7 @@ def no_more(number):
 
 def llm_of_workers(make, count, tokenizer, *, again=False):
     """An LLM of so many workers, which may be started `again` where they have ended."""
-    link, start = functools.partial(start_worker, make=make), Start(None, {}, {}, count)
+    link, start = functools.partial(start_worker, make=make), Start(None, {}, {})
     ready = ready_workers([link(number) for number in range(count)], start, False)
     workers = Workers(ready, link if again else no_more, start)
     llm = LLM.__new__(LLM)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -44,11 +45,29 @@ def without_model():
     process.MODULE = "tests.batch.worker_program"
 
 
+def connect_without_model(address):
+    """A small cluster whose actors run the engine without a model."""
+    from hybrid_jax.ray import replicas
+
+    replicas.ray.init(
+        address,
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+        runtime_env={"worker_process_setup_hook": "tests.batch.batch_program.without_model"},
+    )
+
+
 if __name__ == "__main__":
     if limit := int(os.environ.get("HYBRID_JAX_TEST_FILE_LIMIT", "0")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     # A shell's background job ignores Ctrl-C and hands that on; this program must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     without_model()
+    if "--ray" in sys.argv:
+        from hybrid_jax.ray import replicas
+
+        replicas.connect = connect_without_model
     assert Path(llm_module.BUNDLED, "config.json").is_file()
     cli.main()

@@ -416,11 +416,15 @@ class Dispatcher(CommandLoop):
                 self._send(joint, [suspect])
 
 
-def none_left(gone: Mapping[int, BaseException | None]) -> RuntimeError:
+class NoReplicas(RuntimeError):
+    """All replicas have ended."""
+
+
+def none_left(gone: Mapping[int, BaseException | None]) -> NoReplicas:
     """What callers get where all replicas have ended, each for its reason."""
     error = [*gone.values()][-1] if gone else None
     why = "" if error is None else f"; the last one ended with {error!r}"
-    found = RuntimeError(f"LLM: no replica is left{why}; make a new one")
+    found = NoReplicas(f"LLM: no replica is left{why}; make a new one")
     found.__cause__ = error
     return found
 

@@ -28,10 +28,12 @@ class Link(ABC):
     Attributes:
         about: what is at the other end, in words.
         where: what such ends are, in words.
+        sharing: how many of them share the memory of that machine.
     """
 
     about: str
     where = "other processes"
+    sharing = 1
 
     @abstractmethod
     def send(self, frame: bytes) -> None:

@@ -22,13 +22,13 @@ class Start(NamedTuple):
 
     Attributes:
         model: of `LLM`. options: its options that are the engine's. own: dtype and tokenizer.
-        sharing: how many workers share the memory of its machine, itself included.
+        sharing: as in `Link`.
     """
 
     model: str | None
     options: Mapping[str, Any]
     own: Mapping[str, Any]
-    sharing: int
+    sharing: int = 1
 
 
 class Ready(NamedTuple):

@@ -88,7 +88,9 @@ def start_process(number: int, count: int, *, cards: int) -> PipeLink:
     )
     theirs.close()
     about = f"worker {number} (process {process.pid})"
-    return PipeLink(Connection(ours.detach()), process, about)
+    link = PipeLink(Connection(ours.detach()), process, about)
+    link.sharing = count
+    return link
 
 
 def _python_path() -> str:
@@ -107,3 +109,11 @@ def _own_cards(number: int, cards: int, environment: Mapping[str, str]) -> dict[
     else:
         own = given.split(",")[first : first + cards]
     return {CARDS: ",".join(own)}
+
+
+def share_processors(number: int, count: int) -> None:
+    """Leaves the other processors of this machine to the other workers."""
+    if hasattr(os, "sched_setaffinity"):
+        all_ = sorted(os.sched_getaffinity(0))
+        share = all_[number * len(all_) // count : (number + 1) * len(all_) // count]
+        os.sched_setaffinity(0, share or [all_[number % len(all_)]])

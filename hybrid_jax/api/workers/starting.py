@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,42 +112,76 @@ class Workers:
         return replace(found, ready=found.ready._replace(facts=self._first.facts))
 
 
-def start_workers(
-    model: str | Path | None,
-    options: Mapping[str, Any],
-    own: Mapping[str, Any],
-    *,
-    count: int,
-    progress: ProgressOption,
-) -> Workers:
-    """Starts processes on this machine, each with the same model and options.
+class Links(ABC):
+    """Starts processes or the like that can become workers.
 
     Args:
-        model, options, own: as in `Start`.
         count: how many.
+        mesh: of each, as in `LLM`.
+
+    Raises:
+        ValueError: the number or the mesh is not what it should be.
+    """
+
+    def __init__(self, count: int, mesh: Any) -> None:
+        if not is_integer(count) or count < 1:
+            raise ValueError(f"LLM: replicas must be an integer of at least 1, got {count!r}")
+        if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
+            raise ValueError(
+                f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
+            )
+        self.count, self.devices = count, read_mesh(mesh).tp
+
+    @abstractmethod
+    def first(self) -> list[Link]:
+        """Starts all. If one does not start, none is left."""
+
+    @abstractmethod
+    def another(self, number: int) -> Link:
+        """Starts one in the place of one that has ended."""
+
+
+class Processes(Links):
+    """Processes of this machine."""
+
+    def first(self) -> list[Link]:
+        """As `Links.first`."""
+        found: list[Link] = []
+        try:
+            for number in range(self.count):
+                found.append(self.another(number))
+        except BaseException:
+            kill_all(found)
+            raise
+        return found
+
+    def another(self, number: int) -> Link:
+        """As `Links.another`."""
+        return start_process(number, self.count, cards=self.devices)
+
+
+def kill_all(links: Sequence[Link]) -> None:
+    """Ends what is at the other ends."""
+    for link in links:
+        link.kill()
+
+
+def start_workers(links: Links, start: Start, progress: ProgressOption) -> Workers:
+    """Starts workers, each with the same model and options.
+
+    Args:
+        links: starts what they run in.
+        start: what each is told first.
         progress: as in `LLM`, of workers that are ready.
 
     Raises:
-        ValueError: the number or the mesh is not what it should be. What the `LLM` of a worker raises.
-        WorkerLost: one has ended while it started.
+        WorkerLost: one has ended while it started. What the `LLM` of a worker raises.
     """
-    if not is_integer(count) or count < 1:
-        raise ValueError(f"LLM: replicas must be an integer of at least 1, got {count!r}")
-    mesh = options.get("mesh")
-    if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
-        raise ValueError(
-            f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
-        )
-    link = functools.partial(start_process, count=count, cards=read_mesh(mesh).tp)
-    start = Start(_found_there(model), options, own, count)
-    links: list[Link] = []
+    found = links.first()
     try:
-        for number in range(count):
-            links.append(link(number))
-        return Workers(ready_workers(links, start, progress), link, start)
+        return Workers(ready_workers(found, start, progress), links.another, start)
     except BaseException:
-        for begun in links:
-            begun.kill()
+        kill_all(found)
         raise
 
 
@@ -159,7 +194,7 @@ def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption)
     both = [(link, Frames(link.about)) for link in links]
     for link, frames in both:
         with suppress(OSError):  # it has ended, which the next look finds
-            link.send(frames.pack([as_bytes(start)]))
+            link.send(frames.pack([as_bytes(start._replace(sharing=link.sharing))]))
     found: list[Worker] = []
     with progress_of(progress, "starting") as report:
         for link, frames in both:
@@ -206,7 +241,7 @@ def _with_same_lengths(workers: Sequence[Worker]) -> list[Worker]:
     ]
 
 
-def _found_there(model: str | Path | None) -> str | None:
+def found_there(model: str | Path | None) -> str | None:
     """A model as another process finds it: a folder by its whole path, and anything else by its name."""
     if model is None:
         return None

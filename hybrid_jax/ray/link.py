@@ -1,0 +1,181 @@
+"""A link to a worker in an actor."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from hybrid_jax.api.workers.link import Link
+from hybrid_jax.api.workers.process import FORCED, share_processors
+from hybrid_jax.worker.serving import Worker
+
+AHEAD = 2  # answers that are asked for before they are there, so that one is always waited for
+Numbered = tuple[int, bytes]
+
+
+class _InOrder:
+    """Frames in the order of their numbers. Calls of an actor with several threads may come in another one."""
+
+    def __init__(self) -> None:
+        self._early: list[Numbered] = []
+        self._next = 0
+
+    def add(self, number: int, frame: bytes) -> list[bytes]:
+        """Takes a frame, and returns those that are due."""
+        heapq.heappush(self._early, (number, frame))
+        due = []
+        while self._early and self._early[0][0] == self._next:
+            due.append(heapq.heappop(self._early)[1])
+            self._next += 1
+        return due
+
+
+class _SeatLink(Link):
+    """The worker's end."""
+
+    about = "the caller"
+
+    def __init__(self) -> None:
+        self.incoming: SimpleQueue[bytes] = SimpleQueue()
+        self.outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def send(self, frame: bytes) -> None:
+        self.outgoing.put(frame)
+
+    def receive(self) -> bytes:
+        return self.incoming.get()
+
+    def close(self) -> None:
+        """The actor is ended by who made it."""
+
+    def kill(self) -> None:
+        """The actor is ended by who made it."""
+
+
+class Seat:
+    """What an actor is whose worker serves the process that made the actor. See `RayLink` for its methods."""
+
+    def __init__(self) -> None:
+        self._link, self._order = _SeatLink(), _InOrder()
+        self._numbers, self._lock = 0, threading.Lock()
+
+    def where(self) -> tuple[str, str, int, bool]:
+        """The node's id and address, the process, and whether it has a GPU."""
+        context = ray.get_runtime_context()
+        gpus = bool(context.get_accelerator_ids().get("GPU"))
+        return context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), gpus
+
+    def begin(self, number: int, count: int) -> None:
+        """Starts the worker, which is one of so many on its node that have no GPU; 0 if it has one."""
+        if count:
+            share_processors(number, count)
+        threading.Thread(target=self._run, name="hybrid_jax-worker", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            Worker(self._link).run()
+        finally:
+            self._link.outgoing.put(None)
+
+    @ray.method(concurrency_group="put")
+    def put(self, number: int, frame: bytes) -> None:
+        """Takes a frame."""
+        with self._lock:
+            for due in self._order.add(number, frame):
+                self._link.incoming.put(due)
+
+    @ray.method(concurrency_group="take")
+    def take(self) -> tuple[int, bytes | None]:
+        """Waits for the next frame, and returns it with its number; None at the end."""
+        frame = self._link.outgoing.get()
+        number, self._numbers = self._numbers, self._numbers + 1
+        return number, frame
+
+
+# `put` and `take` have a thread each, and `take` waits in its own. Ray's types leave the argument out.
+SeatActor = ray.remote(concurrency_groups={"put": 1, "take": 1})(Seat)  # type: ignore[call-overload]
+
+
+class RayLink(Link):
+    """The caller's end.
+
+    Args:
+        seat: the actor.
+        number: of the worker.
+    """
+
+    where = "actors of Ray"
+
+    def __init__(self, seat: Any, number: int) -> None:
+        self._seat, self._number = seat, number
+        self.about = f"worker {number}"
+        self.node, self._has_gpu = "", False
+        self._sent, self._order = 0, _InOrder()
+        self._asked: deque[Any] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._why = ""
+
+    def place(self, timeout: float | None = None) -> bool:
+        """Waits until Ray has placed the actor; False if that takes longer than `timeout` seconds.
+
+        Raises:
+            RayError: it has ended.
+        """
+        try:
+            self.node, address, process, self._has_gpu = ray.get(
+                self._seat.where.remote(), timeout=timeout
+            )
+        except GetTimeoutError:
+            return False
+        self.about = f"worker {self._number} (process {process} on {address})"
+        return True
+
+    def begin(self, number: int, count: int) -> None:
+        """Starts the worker, which is the `number`-th of `count` on its node."""
+        self.sharing = count
+        self._seat.begin.remote(number, 0 if self._has_gpu else count)
+        for _ in range(AHEAD):
+            self._asked.append(self._seat.take.remote())
+
+    def send(self, frame: bytes) -> None:
+        """As `Link.send`. If nobody is there, `receive` finds that out."""
+        self._seat.put.remote(self._sent, frame)
+        self._sent += 1
+
+    def receive(self) -> bytes:
+        """As `Link.receive`."""
+        while not self._arrived:
+            try:
+                number, frame = ray.get(self._asked.popleft())
+            except (RayError, IndexError) as error:
+                self._why = str(error).strip().splitlines()[0] if str(error) else repr(error)
+                raise EOFError from error
+            if frame is None:
+                raise EOFError
+            self._asked.append(self._seat.take.remote())
+            self._arrived += self._order.add(number, frame)
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """As `Link.close`."""
+        with suppress(RayError, IndexError):
+            while ray.get(self._asked.popleft(), timeout=FORCED)[1] is not None:
+                pass
+        self.kill()
+
+    def kill(self) -> None:
+        """As `Link.kill`."""
+        with suppress(Exception):  # Ray may have been shut down
+            ray.kill(self._seat)
+
+    def why_lost(self) -> str:
+        """What Ray says of it."""
+        return self._why or "its actor has ended"
