@@ -108,7 +108,7 @@ class Feed:
         if self._thread.is_stepped:
             if self.num_unfinished:
                 self._thread.turn()
-        elif self.num_unfinished:
+        elif not all(ticket.finished for ticket in self._tickets):
             self._arrived.get()
             for _ in range(self._arrived.qsize()):
                 self._arrived.get_nowait()

@@ -37,6 +37,7 @@ REFRESHED = 8  # decisions after which averages are brought up to date
 # Prompts for each replica from which on they are parted as a whole. If more than such a share of them is cached, each
 # goes where it is.
 MANY, CACHED = 4, 0.1
+IDLE = 0.5  # share of its rows below which a replica gets requests that wait for rows elsewhere
 NEWS_KEPT = 4096  # that wait for the next decision
 
 
@@ -92,6 +93,14 @@ class Decision(NamedTuple):
         if self.home is not None and self.home != self.replica:
             said += f"; replica {self.home}, where such prompts went before, had more to do"
         return said
+
+
+class Uneven(NamedTuple):
+    """Requests that may be moved: so many, from one replica to another."""
+
+    busy: int
+    idle: int
+    requests: int
 
 
 @dataclass(slots=True)
@@ -202,11 +211,14 @@ class Router:
         if not self._num_present:
             raise RuntimeError("Router: no replica is left")
 
-    def choose_all(self, prompts: Mapping[str, np.ndarray]) -> dict[str, Decision]:
+    def choose_all(
+        self, prompts: Mapping[str, np.ndarray], *, only: int | None = None
+    ) -> dict[str, Decision]:
         """Sends requests that come together. If they are many, each replica gets a part of the tree of their prefixes.
 
         Args:
             prompts: int32[n] by the names of their owners.
+            only: the replica that gets all; None to choose.
 
         Returns:
             Decisions in the order in which the requests are best added.
@@ -220,11 +232,12 @@ class Router:
             self._check(owners)
             self._read_news()
             try:
-                for indices, only in self._parts(given):
+                parts = self._parts(given) if only is None else [(range(len(given)), only)]
+                for indices, replica in parts:
                     for index in indices:
                         tokens = given[index]
                         chosen[owners[index]] = self._choose(
-                            owners[index], tokens, len(tokens) - 1, only
+                            owners[index], tokens, len(tokens) - 1, replica
                         )
             except BaseException:
                 for owner in chosen:
@@ -452,6 +465,19 @@ class Router:
             self._num_present += not self._loads[replica].present
             self._loads[replica] = _Load()
             self._refresh(replica)
+
+    def uneven(self) -> Uneven | None:
+        """Where requests wait for rows while other rows are free; None if that is nowhere.
+
+        It counts a request as one row, so a few more may be under way than it thinks.
+        """
+        most = self.model.max_rows
+        with self._lock:
+            rows = {n: load.rows for n, load in enumerate(self._loads) if load.present}
+        idle, busy = min(rows, key=rows.__getitem__), max(rows, key=rows.__getitem__)
+        if rows[idle] > most * IDLE or rows[busy] <= most:
+            return None
+        return Uneven(busy, idle, min(most - rows[idle], rows[busy] - most))
 
     def check_invariants(self) -> None:
         """Sums up the live requests anew; raises AssertionError with both numbers where they differ."""

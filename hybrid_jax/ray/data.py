@@ -31,9 +31,10 @@ class Generate:
         >>> from hybrid_jax.ray.data import Generate
         >>> stage = Generate(sampling_params=SamplingParams(temperature=0.0, max_tokens=4))
         >>> batch = stage({"prompt": np.array(["import ", ""], object), "id": np.array([1, 2])})
-        >>> sorted(batch), batch["num_tokens"].tolist(), batch["error"].tolist()
-        (['error', 'finish_reason', 'generated_text', 'id', 'num_tokens', 'prompt'], [4, 0], \
-['', 'prompt 1: is empty; a prompt needs at least one token'])
+        >>> sorted(batch)
+        ['error', 'finish_reason', 'generated_text', 'id', 'num_tokens', 'prompt']
+        >>> batch["num_tokens"].tolist(), batch["error"].tolist()
+        ([4, 0], ['', 'prompt 1: is empty; a prompt needs at least one token'])
     """
 
     def __init__(

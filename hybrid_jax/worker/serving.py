@@ -6,7 +6,8 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from hybrid_jax.api.completions import Completion, Job
@@ -41,6 +42,9 @@ Say = Callable[[Any], None]  # puts a message on its way
 # Seconds between two times at which a caller that waits for finished prompts is told of tokens, after the first ones.
 # If the worker is lost, others go on from there.
 TOLD_EVERY = 0.5
+TOGETHER = (
+    0.005  # seconds that messages wait for others of the same turn, unless they are of a stream
+)
 ASKING = 8  # threads that answer questions while the engine computes; some compile
 
 
@@ -52,14 +56,20 @@ class SentCall(Call):
         jobs: made of it.
         say: puts a message on its way.
         peak: the most memory in use so far.
+        forget: called when it is over.
     """
 
     def __init__(
-        self, begin: Begin, jobs: list[Job], say: Say, peak: Callable[[], int | None]
+        self,
+        begin: Begin,
+        jobs: list[Job],
+        say: Say,
+        peak: Callable[[], int | None],
+        forget: Callable[[], object],
     ) -> None:
         super().__init__(jobs, send=self._failed, keeps_errors=begin.keeps_errors)
         self._number, self._tells_all = begin.number, begin.streams
-        self._say, self._peak = say, peak
+        self._say, self._peak, self._forget = say, peak, forget
         self._places = {id(job): place for place, job in enumerate(jobs)}
         self._known = {  # tokens and characters that the other process knows of
             completion: (len(completion.token_ids), len(completion.text))
@@ -87,6 +97,8 @@ class SentCall(Call):
         if self._tells_all or self._over or self.over or now - self._told_at >= TOLD_EVERY:
             self._told_at = now
             self._say(self._news())
+        if self.over:
+            self._forget()
 
     def _news(self) -> Told:
         changed, self._changed = self._changed, {}
@@ -98,7 +110,8 @@ class SentCall(Call):
         failed = [
             (self._places[id(job)], portable(job.error)) for job in over if job.error is not None
         ]
-        return Told(self._number, updates, failed, self._peak() if over else None)
+        peak = self._peak() if over else None
+        return Told(self._number, updates, failed, peak, streams=self._tells_all)
 
     def _update(self, completion: Completion) -> Any:
         update = completion.update(*self._known[completion])
@@ -108,6 +121,7 @@ class SentCall(Call):
     def _failed(self, news: News) -> None:
         """It has ended with an error."""
         assert news.error is not None, news
+        self._forget()
         told = self._news()
         self._say(told._replace(error=portable(news.error), engine_failed=self.engine_failed))
 
@@ -120,6 +134,11 @@ def loaded(start: Start) -> LLM:
     llm = LLM.__new__(LLM)
     llm._load(start.model, start.options, sharing=start.sharing, **start.own)
     return llm
+
+
+def _is_urgent(message: Any) -> bool:
+    """Whether it goes at once."""
+    return not (isinstance(message, Cached) or (isinstance(message, Told) and not message.streams))
 
 
 class Worker:
@@ -140,7 +159,7 @@ class Worker:
         self._left, self._make = left, make
         self._link, self._frames = link, Frames(link.about)
         self._out: SimpleQueue[Any] = SimpleQueue()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, Call] = {}  # those that run
         self._llm: LLM
         self._thread: EngineThread  # of the LLM
         self._compile_seconds: Callable[[], float] = lambda: 0.0
@@ -221,7 +240,8 @@ class Worker:
         except Exception as error:
             self._say(Told(begin.number, error=portable(error)))
             return
-        call = SentCall(begin, jobs, self._say, lambda: self._llm.peak_memory_bytes)
+        forget = functools.partial(self._calls.pop, begin.number, None)
+        call = SentCall(begin, jobs, self._say, lambda: self._llm.peak_memory_bytes, forget)
         self._calls[begin.number] = call
         self._thread.begin([call])
 
@@ -273,12 +293,22 @@ class Worker:
         except BaseException as error:  # a bug here; the caller must not wait for ever
             self._link.send(self._frames.pack([as_bytes(Ended(portable(error)))]))
 
+    def _waiting(self) -> list[Any]:
+        """The next messages: all that are there, and if nobody waits for them, those that come in the next moment."""
+        messages, begun = [self._out.get()], time.monotonic()
+        while True:
+            for _ in range(self._out.qsize()):
+                messages.append(self._out.get_nowait())
+            left = begun + TOGETHER - time.monotonic()
+            if left <= 0 or any(map(_is_urgent, messages)):
+                return messages
+            with suppress(Empty):
+                messages.append(self._out.get(timeout=left))
+
     def _send_all(self) -> None:
         compiled = 0.0
         while True:
-            messages = [self._out.get()]
-            for _ in range(self._out.qsize()):
-                messages.append(self._out.get_nowait())
+            messages = self._waiting()
             over = messages[-1] is None
             said = [self._travelling(message) for message in messages if message is not None]
             if (seconds := self._compile_seconds()) != compiled:

@@ -73,9 +73,11 @@ def make(request, monkeypatch, tokenizer):
 
 
 def is_idle(llm):
-    """Nothing is left, neither in an engine nor in the books of the thread that decides."""
+    """Nothing is left, neither in an engine nor in the books of the thread that decides, nor in those of workers."""
     llm.stats()
     dispatcher = llm._thread._dispatcher
+    for link in (getattr(dispatcher.threads[n]._loop, "_link", None) for n in dispatcher.present):
+        assert link is None or link.worker._calls == {}
     left = [engine_of(dispatcher.threads[n]) for n in dispatcher.present]
     books = (dispatcher._joints, dispatcher._where, dispatcher._router.num_live)
     return not any(engine.has_work for engine in left) and books == ({}, {}, 0)
@@ -162,6 +164,46 @@ def test_a_feed_waits_for_news_of_replicas_that_go_at_their_own_pace(make):
         assert sorted(finished + [tickets.index(ticket) for ticket in feed.step()]) == [*range(7)]
         assert feed.step() == [] and is_idle(llm)
     assert [len(t.outputs()[0].outputs[0].token_ids) for t in tickets] == [*range(1, 8)]
+
+
+def test_prompts_that_wait_are_moved_to_a_replica_with_free_rows(make):
+    """What was sent last goes, and nothing that has begun. Every prompt ends once, wherever it is."""
+    long, short = LONG, SamplingParams(temperature=0.0, max_tokens=2)
+    with make(2, pause=0.002, max_rows=2) as llm, llm.feed() as feed:
+        # The router gives prompts to both in turns, so one gets all the long ones.
+        tickets = [feed.add("ab", [long, short][n % 2]) for n in range(24)]
+        while feed.num_unfinished:
+            feed.step()
+        one, other = ([len(r.prompt) and r.max_tokens for r in e.added] for e in engines_of(llm))
+        assert len(one) + len(other) > 24  # some were given to both
+        assert min(one.count(150), other.count(150)) >= 3
+        assert is_idle(llm) and not llm._thread._dispatcher._moving
+        counts = [len(ticket.outputs()[0].outputs[0].token_ids) for ticket in tickets]
+        assert counts == [150, 2] * 12
+        for engine in engines_of(llm):
+            begun = [r for r in engine.added if r.request_id in engine.aborted]
+            assert all(not request.output.token_ids for request in begun)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_beside_callers_and_replicas_that_leave(make, seed):
+    draw = random.Random(seed)
+    llm = make(3, pause=0.0005, max_rows=2)
+    counts = [draw.choice([1, 2, 100]) for _ in range(40)]
+    with llm.feed() as feed:
+        tickets = [feed.add("ab", SamplingParams(max_tokens=count)) for count in counts]
+        leaving = draw.randrange(40)
+        while feed.num_unfinished:
+            feed.step()
+            if leaving is not None and feed.num_unfinished < leaving:
+                llm._thread.take_out(draw.randrange(3))
+                leaving = None
+            if draw.random() < 0.2:
+                next(llm.stream(PROMPTS[:2], LONG))
+    assert [len(t.outputs()[0].outputs[0].token_ids) for t in tickets] == counts
+    gc.collect()
+    assert is_idle(llm)
+    llm.close()
 
 
 def test_metrics_do_not_tell_of_other_engines(make):
@@ -359,7 +401,7 @@ def test_a_joint_says_nothing_after_its_end():
     """Also if several parts fail, or one goes on after another has failed."""
     call, over = Call([object(), object()], streams=True), []
     joint = Joint(call, over.append)
-    first, second = (Part(joint, [job], n, None) for n, job in enumerate(call.jobs))
+    first, second = (Part(joint, [job], n, None, None) for n, job in enumerate(call.jobs))
     first.num_finished = 1
     first.tell(["a"])
     second.fail(ValueError("one"))

@@ -54,6 +54,10 @@ class CallLoop(CommandLoop):
         """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
 
     @abstractmethod
+    def give_back(self, call: Call) -> None:
+        """Gives a call back whose prompts have no tokens yet, by `Call.given_back`; tells `Call.kept` of any other."""
+
+    @abstractmethod
     def later(
         self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
     ) -> None:

@@ -100,6 +100,19 @@ class Call:
         """The engine's thread has ended, and nothing more will come from it."""
         self.fail(error, engine_failed=engine_failed)
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing has come of it yet."""
+        if self.over or self.num_finished:
+            return False
+        return all(job.first_token_time is None and job.error is None for job in self.jobs)
+
+    def given_back(self) -> None:
+        """The engine has it no longer, as was asked of it."""
+
+    def kept(self) -> None:
+        """The engine was asked to give it back, and has begun it."""
+
     def fail(self, error: BaseException, *, engine_failed: bool = False) -> None:
         """Ends it with an error."""
         self.error, self.engine_failed = error, engine_failed

@@ -102,12 +102,17 @@ class Part(Call):
     Args:
         joint: the whole call.
         jobs: the prompts.
-        thread: of the replica.
+        replica, thread: its number, and its thread.
         dispatcher: told what begins and ends.
     """
 
     def __init__(
-        self, joint: Joint, jobs: list[Job], thread: EngineThread, dispatcher: Dispatcher
+        self,
+        joint: Joint,
+        jobs: list[Job],
+        replica: int,
+        thread: EngineThread,
+        dispatcher: Dispatcher,
     ) -> None:
         call = joint.call
         super().__init__(
@@ -117,7 +122,7 @@ class Part(Call):
             stepped=call.stepped,
             keeps_errors=call.keeps_errors,
         )
-        self.joint, self.thread, self._dispatcher = joint, thread, dispatcher
+        self.joint, self.replica, self.thread, self._dispatcher = joint, replica, thread, dispatcher
 
     def _send_on(self, news: News) -> None:
         self.joint.arrived(self, news)
@@ -131,6 +136,14 @@ class Part(Call):
 
     def ended(self, job: Job) -> None:
         self._dispatcher.note_ended(self.joint.owners[job], job)
+
+    def given_back(self) -> None:
+        """It may go to another replica."""
+        self._dispatcher.note_given_back(self)
+
+    def kept(self) -> None:
+        """It stays where it is."""
+        self._dispatcher.note_kept(self)
 
     def lost(self, error: BaseException, *, engine_failed: bool = True) -> None:
         """Gives the prompts back, each with the tokens that its caller has been told of."""
@@ -169,7 +182,8 @@ class Dispatcher(CommandLoop):
         self.threads: list[EngineThread] = []
         self.present: tuple[int, ...] = ()
         self._joints: dict[Call, Joint] = {}
-        self._where: dict[str, int] = {}  # the replica that each prompt was sent to, by its owner
+        self._where: dict[str, Part | None] = {}  # what each prompt was sent in, by its owner
+        self._moving: dict[Part, int] = {}  # what was asked back, and the replica that will get it
         self._numbers = itertools.count()
         self.gone: dict[int, BaseException | None] = {}
 
@@ -196,6 +210,14 @@ class Dispatcher(CommandLoop):
     def note_innocent(self, job: Job) -> None:
         """A prompt that was on trial has a new token."""
         self.give(Command(functools.partial(self._end_trial, job)))
+
+    def note_given_back(self, part: Part) -> None:
+        """A replica has given prompts back, as it was asked to."""
+        self.give(Command(functools.partial(self._move, part), part.joint.fail))
+
+    def note_kept(self, part: Part) -> None:
+        """A replica has begun prompts that it was asked to give back."""
+        self.give(Command(functools.partial(self._moving.pop, part, None)))
 
     def note_gone(self, replica: int, loop: CallLoop, error: BaseException) -> None:
         """The loop of a replica has ended."""
@@ -234,12 +256,12 @@ class Dispatcher(CommandLoop):
                 joint.owners[job] = f"{job.request_id}/{next(self._numbers)}"
             self._send(joint, call.jobs)
 
-    def _send(self, joint: Joint, jobs: Sequence[Job]) -> None:
+    def _send(self, joint: Joint, jobs: Sequence[Job], only: int | None = None) -> None:
         if not self._router.present and self.reviving:
             self._homeless.append((joint, jobs))
             return
         try:
-            parted = self._parted(joint, jobs)
+            parted = self._parted(joint, jobs, only)
         except BaseException as error:
             joint.fail(error)
             for job in jobs:  # those that had a place already
@@ -253,21 +275,22 @@ class Dispatcher(CommandLoop):
                 for job in own:
                     hit_len = 0 if job.decision is None else job.decision.hit_len
                     self.prefill.ask(joint.owners[job], job, hit_len)
-            part = Part(joint, own, thread, self)
+            part = Part(joint, own, replica, thread, self)
             joint.parts.append(part)
+            self._where.update(dict.fromkeys((joint.owners[job] for job in own), part))
             thread.begin([part])
 
-    def _parted(self, joint: Joint, jobs: Sequence[Job]) -> dict[int, list[Job]]:
+    def _parted(self, joint: Joint, jobs: Sequence[Job], only: int | None) -> dict[int, list[Job]]:
         """Prompts by the replicas that get them, in the order in which replicas get their first one."""
         if not self._router.present:
             raise none_left(self.gone)
         prompts = {joint.owners[job]: np.asarray(_tokens(job), np.int32) for job in jobs}
         by_owner = {joint.owners[job]: job for job in jobs}
         found: dict[int, list[Job]] = {}
-        for owner, decision in self._router.choose_all(prompts).items():
+        for owner, decision in self._router.choose_all(prompts, only=only).items():
             job = by_owner[owner]
             job.decision = decision
-            self._where[owner] = decision.replica
+            self._where[owner] = None
             found.setdefault(decision.replica, []).append(job)
         return found
 
@@ -297,8 +320,39 @@ class Dispatcher(CommandLoop):
         if job is not None and job is self.on_trial:
             self._end_trial(job)
         self._let_prefix_go(owner)
-        if self._where.pop(owner, None) is not None:
+        if owner in self._where:
+            del self._where[owner]
             self._router.ended(owner)
+            self._even_out()
+
+    # --- prompts that are moved -------------------------------------------------------------------
+
+    def _even_out(self) -> None:
+        """Asks prompts back that wait for rows of one replica, while another one has free rows: those sent last."""
+        if self._moving or len(self.present) < 2 or (found := self._router.uneven()) is None:
+            return
+        for part in dict.fromkeys(reversed(self._where.values())):
+            if len(self._moving) >= found.requests:
+                return
+            if part is not None and part.replica == found.busy and len(part.jobs) == 1:
+                if part.is_untouched:
+                    self._moving[part] = found.idle
+                    part.thread.give_back(part)
+
+    def _move(self, part: Part) -> None:
+        """Sends prompts that were given back to another replica."""
+        replica, joint = self._moving.pop(part), part.joint
+        for job in part.jobs:
+            self._let_prefix_go(joint.owners[job])
+            self._where.pop(joint.owners[job], None)
+            self._router.ended(joint.owners[job])
+        joint.parts.remove(part)
+        if joint.call.over:
+            return
+        compile_s = part.thread.compile_seconds
+        for job in part.jobs:
+            job.go_elsewhere(compile_s)
+        self._send(joint, part.jobs, replica if replica in self._router.present else None)
 
     # --- replicas that leave ----------------------------------------------------------------------
 
@@ -382,14 +436,14 @@ class Dispatcher(CommandLoop):
                     self._end_trial(job)
 
     def _send_again(self, part: Part, jobs: Sequence[Job], error: BaseException) -> None:
-        replica = self.threads.index(part.thread) if part.thread in self.threads else None
-        if replica is not None:
+        replica, joint = part.replica, part.joint
+        self._moving.pop(part, None)
+        if self.threads[replica] is part.thread:
             self._gone(replica, error)
-        joint = part.joint
         if joint.call.over:
             return
         counts = dict.fromkeys(jobs, 0)
-        if replica is None or replica not in self._taken_out:
+        if replica not in self._taken_out:
             counts = {job: joint.note_mistake(job) for job in jobs}
         if self._stopping:
             joint.fail(error)

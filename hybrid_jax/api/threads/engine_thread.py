@@ -90,6 +90,10 @@ class EngineThread(Front):
 
         self._loop.give(Command(functools.partial(self._loop.start, calls), cancel))
 
+    def give_back(self, call: Call) -> None:
+        """As `CallLoop.give_back`, soon. If the loop has ended, `Call.lost` tells."""
+        self._loop.give(Command(functools.partial(self._loop.give_back, call)))
+
     def leave(self, call: Call) -> None:
         """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""
         if not call.over:

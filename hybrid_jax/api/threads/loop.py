@@ -281,6 +281,19 @@ class Loop(CallLoop):
                     raise own from error
                 self._fail_prompt(call, job, own)
 
+    def give_back(self, call: Call) -> None:
+        """As `CallLoop.give_back`."""
+        if call not in self._calls or not call.is_untouched:
+            call.kept()
+            return
+        del self._calls[call]
+        for job in call.jobs:
+            for completion in job.completions:
+                del self._live[completion.request.request_id]
+                self._leaving.add(completion.request.request_id)
+        call.over = True
+        call.given_back()
+
     def compute_prefix(self, request: Request, told: Callable[[], None]) -> None:
         """Computes a prompt for another engine.
 

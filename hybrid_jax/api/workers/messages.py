@@ -164,6 +164,7 @@ class Told(NamedTuple):
         updates: (prompt of the call, completion, what is new).
         failed: (prompt of the call, error) for prompts that ended with one, in a call that keeps errors.
         peak_memory_bytes: the most in use so far, as far as it is known.
+        streams: its caller wants to know of tokens as they come.
         error, engine_failed: why the call ended before its prompts were done, as in `Call`; None while it has not.
     """
 
@@ -171,6 +172,7 @@ class Told(NamedTuple):
     updates: Sequence[tuple[int, int, Update]] = ()
     failed: Sequence[tuple[int, BaseException]] = ()
     peak_memory_bytes: int | None = None
+    streams: bool = False
     error: BaseException | None = None
     engine_failed: bool = False
 

@@ -237,6 +237,16 @@ class WorkerLoop(CallLoop):
         else:
             call.fail(error, engine_failed=engine_failed)
 
+    def give_back(self, call: Call) -> None:
+        """As `CallLoop.give_back`. What the worker tells of it from now on is not heard."""
+        if call not in self._numbers or not call.is_untouched:
+            call.kept()
+            return
+        self._out.append(as_bytes(Leave(self._numbers[call])))
+        self._forget(call)
+        call.over = True
+        call.given_back()
+
     # --- questions --------------------------------------------------------------------------------
 
     def later(self, call: Callable[[Loop], Answer], tell: Tell) -> None:
