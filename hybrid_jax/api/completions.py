@@ -302,6 +302,8 @@ class Job:
     @property
     def num_unfinished(self) -> int:
         """How many are `unfinished`."""
+        if len(self.completions) == 1:  # callers with thousands of prompts look often
+            return int(self.completions[0].finish_reason is None)
         return len(self.unfinished)
 
     @property

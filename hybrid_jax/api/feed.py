@@ -28,7 +28,7 @@ class Ticket(Call):
         """Completions that still grow."""
         if self.over:
             return 0
-        return sum(c.finish_reason is None for job in self.jobs for c in job.completions)
+        return sum(job.num_unfinished for job in self.jobs)
 
     @property
     def num_tokens(self) -> int:

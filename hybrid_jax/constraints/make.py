@@ -74,8 +74,11 @@ class Constraints:
         sequences = self._bad_sequences(index, params)
         forbidden = frozenset(tokens[0] for tokens in sequences if len(tokens) == 1)
         longer = [tokens for tokens in sequences if len(tokens) > 1]
+        plain = not longer and params.structured_outputs is None
+        if plain and params.allowed_token_ids is None:  # most; no sets of the whole vocabulary
+            return TokenLimits(forbidden_ids=forbidden)
         drawable = self._drawable(index, params, forbidden, stop_ids)
-        if not longer and params.structured_outputs is None:
+        if plain:
             return TokenLimits(forbidden_ids=forbidden)
         make = functools.partial(
             TokenConstraint,

@@ -235,7 +235,8 @@ class Request:
         course = self.course
         course.num_preemptions = progress.preemptions
         course.without_drafts = progress.without_drafts
-        course.drafts.windows = Counter(progress.windows)
+        if progress.windows:
+            course.drafts.windows = Counter(progress.windows)
         course.drafts.depth = progress.draft_depth
         if (prompt := progress.of_prompt) is not None:
             self.hit.num_tokens, self.hit.look_up = prompt.hit_tokens, prompt.look_up

@@ -213,8 +213,8 @@ def _token_ids(where: str, given: Any, vocab_size: int) -> tuple[int, ...]:
         raise ValueError(f"{where}: prompt_token_ids must be integers, got {reprlib.repr(given)}")
     if not ids:
         raise ValueError(f"{where}: is empty; a prompt needs at least one token")
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise ValueError(f"{where}: token ids must lie between 0 and {vocab_size - 1}, got {wrong}")
     return ids
 
