@@ -9,24 +9,6 @@ from hybrid_jax.schedule.request import Request
 COMPUTED = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
 
-def handed_over_at(num_tokens: int, grain: int, *, limit: int | None = None) -> int:
-    """Where the part of a prompt ends that is handed over: the last resume point with a token after it.
-
-    The few tokens after it are computed again by who goes on, in one step with its other rows. So neither a ring nor a
-    token has to go along, and what comes after is computed by one engine alone.
-
-    Args:
-        num_tokens: of the prompt. grain: the larger one of both engines.
-        limit: the most tokens that may be skipped, for a request that wants numbers of its prompt.
-
-    Example:
-        >>> handed_over_at(100, 32), handed_over_at(96, 32), handed_over_at(20, 32)
-        (96, 64, 0)
-    """
-    most = num_tokens - 1 if limit is None else min(limit, num_tokens - 1)
-    return most // grain * grain
-
-
 def prefix_request(
     request: Request, position: int, chunk: int, request_id: str | None = None
 ) -> Request:
@@ -34,7 +16,7 @@ def prefix_request(
 
     Args:
         request: that the other engine has.
-        position: as `handed_over_at` gives it.
+        position: as `comes_from_elsewhere` gives it.
         chunk: tokens of a chunk of the prompt. Pages are handed over after each.
         request_id: of the new request; None for that of the other.
     """
@@ -51,8 +33,17 @@ def prefix_request(
 
 
 def comes_from_elsewhere(request: Request, grain: int) -> int:
-    """How many tokens of a request another engine may compute for it; 0 for none.
+    """How many tokens of a request another engine computes for it; 0 for none.
 
-    A request that wants numbers of its prompt computes what it wants numbers of.
+    They end at the last resume point with a token after it. The few tokens after it are computed again by who goes on,
+    in one step with its other rows. So neither a ring nor a token has to go along, and what comes after is computed by
+    one engine alone. A request that wants numbers of its prompt computes what it wants numbers of.
+
+    Args:
+        request: that the engine has which goes on.
+        grain: the larger one of both engines.
     """
-    return handed_over_at(len(request.tokens), grain, limit=request.first_read)
+    most = len(request.tokens) - 1
+    if request.first_read is not None:
+        most = min(most, request.first_read)
+    return most // grain * grain

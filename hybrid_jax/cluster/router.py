@@ -95,6 +95,23 @@ class Decision(NamedTuple):
         return said
 
 
+class _Prompt(NamedTuple):
+    """A prompt to decide about.
+
+    Attributes:
+        tokens: int32[n]. names: of its prefixes, as `prefix_names` gives them. whole: FLOPs of all of it.
+    """
+
+    tokens: np.ndarray
+    names: list[int]
+    whole: float
+
+    @property
+    def num_tokens(self) -> int:
+        """How many."""
+        return len(self.tokens)
+
+
 class Uneven(NamedTuple):
     """Requests that may be moved: so many, from one replica to another."""
 
@@ -202,7 +219,8 @@ class Router:
         with self._lock:
             self._check([owner])
             self._read_news()
-            return self._choose(owner, tokens, len(tokens) - 1 if limit is None else limit)
+            prompt = self._prompt(tokens)
+            return self._choose(owner, prompt, prompt.num_tokens - 1 if limit is None else limit)
 
     def _check(self, owners: Sequence[str]) -> None:
         """As `choose` raises."""
@@ -226,7 +244,7 @@ class Router:
         Raises:
             As `choose`.
         """
-        owners, given = list(prompts), list(prompts.values())
+        owners, given = list(prompts), [self._prompt(tokens) for tokens in prompts.values()]
         chosen: dict[str, Decision] = {}
         with self._lock:
             self._check(owners)
@@ -235,65 +253,56 @@ class Router:
                 parts = self._parts(given) if only is None else [(range(len(given)), only)]
                 for indices, replica in parts:
                     for index in indices:
-                        tokens = given[index]
-                        chosen[owners[index]] = self._choose(
-                            owners[index], tokens, len(tokens) - 1, replica
-                        )
+                        owner, prompt = owners[index], given[index]
+                        chosen[owner] = self._choose(owner, prompt, prompt.num_tokens - 1, replica)
             except BaseException:
                 for owner in chosen:
                     self._ended(owner)
                 raise
         return chosen
 
-    def _parts(self, prompts: Sequence[np.ndarray]) -> Iterator[tuple[list[int], int | None]]:
+    def _prompt(self, tokens: np.ndarray) -> _Prompt:
+        names = prefix_names(tokens, self.model.grain).tolist()
+        return _Prompt(tokens, names, self.model.costs.flops(len(tokens)))
+
+    def _parts(self, prompts: Sequence[_Prompt]) -> Iterator[tuple[list[int], int | None]]:
         """Prompts in the order to choose for them, with the replica of each part, if they are parted."""
-        free = set(self.present)
+        free, given = set(self.present), [prompt.tokens for prompt in prompts]
         if len(prompts) < MANY * len(free) or len(free) < 2 or self._share_cached(prompts) > CACHED:
-            yield prefix_order(prompts, self.model.grain), None
+            yield prefix_order(given, self.model.grain), None
             return
-        for indices in part(prompts, len(free), self.model.costs, self.model.grain):
+        for indices in part(given, len(free), self.model.costs, self.model.grain):
             only = self._best_for([prompts[index] for index in indices], free)
             free.discard(only)
             yield indices, only
 
-    def _share_cached(self, prompts: Sequence[np.ndarray]) -> float:
+    def _share_cached(self, prompts: Sequence[_Prompt]) -> float:
         """The share of the FLOPs of prompts that replicas have cached, each prompt where most of it is."""
-        total = least = 0.0
-        for tokens in prompts:
-            whole = self.model.costs.flops(len(tokens))
-            total, least = total + whole, least + float(self._left_of(tokens, whole).min())
+        total = sum(prompt.whole for prompt in prompts)
+        least = sum(float(self._left(prompt, prompt.num_tokens - 1)[0].min()) for prompt in prompts)
         return 1 - least / total if total else 0.0
 
-    def _best_for(self, prompts: Sequence[np.ndarray], free: set[int]) -> int:
+    def _best_for(self, prompts: Sequence[_Prompt], free: set[int]) -> int:
         """The one of some replicas that has most of these prompts and least to do."""
         left = self._waits.copy()
-        for tokens in prompts:
-            left += self._left_of(tokens, self.model.costs.flops(len(tokens)))
+        for prompt in prompts:
+            left += self._left(prompt, prompt.num_tokens - 1)[0]
         return min(free, key=lambda replica: (left[replica], replica))
 
-    def _left_of(self, tokens: np.ndarray, whole: float) -> np.ndarray:
-        """float64[count] what is left of a prompt on each replica."""
-        names = prefix_names(tokens, self.model.grain).tolist()
-        return self._left(names, whole, len(tokens) - 1)[0]
-
-    def _choose(
-        self, owner: str, tokens: np.ndarray, limit: int, only: int | None = None
-    ) -> Decision:
+    def _choose(self, owner: str, prompt: _Prompt, limit: int, only: int | None = None) -> Decision:
         """Sends a request to the best replica, or to a given one."""
-        model, count = self.model, len(tokens)
-        names = prefix_names(tokens, model.grain).tolist()
-        whole = model.costs.flops(count)
+        names = prompt.names
         if self._decisions % REFRESHED == 0:
             self._refresh_all()
         self._decisions += 1
-        own, hits, tiers = self._left(names, whole, limit)
+        own, hits, tiers = self._left(prompt, limit)
         score = own * self._weighs
         score += self._waits
         home = self._home(names, hits, score)
         replica = int(score.argmin()) if only is None else only
         decision = Decision(
             replica=replica,
-            num_tokens=count,
+            num_tokens=prompt.num_tokens,
             hit_len=int(hits[replica]),
             tier=int(tiers[replica]),
             own=float(own[replica]),
@@ -326,12 +335,11 @@ class Router:
         waits += max(0, load.rows + 1 - model.max_rows) * turn
         self._waits[replica] = waits if load.present else math.inf
 
-    def _left(
-        self, names: Sequence[int], whole: float, limit: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _left(self, prompt: _Prompt, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What is left of a prompt on each replica after its best hit: float64[count], int64[count] the hit, and
         int64[count] its tier."""
         costs, per_byte = self.model.costs, self.model.flops_per_loaded_byte
+        names, whole = prompt.names, prompt.whole
         own = np.full(self.count, whole)
         hits: np.ndarray = np.zeros(self.count, np.int64)
         tiers: np.ndarray = np.zeros(self.count, np.int64)

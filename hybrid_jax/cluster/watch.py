@@ -63,7 +63,7 @@ def resume_points(tree: RadixTree, tier: int) -> np.ndarray:
     """uint64[n] the names of all prefixes that a tier of a tree can resume from, counted anew."""
     watcher = TreeWatcher(tree.grain, needs_slots=tree.needs_slots, tell=lambda news: None)
     found: list[int] = []
-    for node in tree.root.walk():
-        if node.parent is not None and tier in (node.slots if tree.needs_slots else node.held):
+    for node, its_tier in tree.resume_points():
+        if its_tier == tier:
             found += watcher.names(node)
     return np.array(found, np.uint64)

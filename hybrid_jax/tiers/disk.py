@@ -236,11 +236,23 @@ class Prefixes:
             named = self._names_waiting.union(named)
         if not self.writing or name in named:
             return None
-        ends = [
-            end for end in self._lacking(chain, position) if pages_name(chain, end) not in named
-        ]
-        if not ends and name in self.folder:
-            return None
+        save = self._missing(chain, position, named)
+        return save if save.ends or name not in self.folder else None
+
+    def _missing(
+        self,
+        chain: Chain,
+        position: int,
+        named: Collection[str],
+        wanted: Callable[[str], bool] = lambda name: True,
+    ) -> Save:
+        """The pages of a prefix that are not there, with its checkpoint.
+
+        Args:
+            named: names of parts that are on their way. wanted: whether somebody wants one of the others.
+        """
+        names = {end: pages_name(chain, end) for end in self._lacking(chain, position)}
+        ends = [end for end, name in names.items() if name not in named and wanted(name)]
         size = self.geometry.page_tokens
         pages = sorted({page for end in ends for page in pages_of(end, size)})
         return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.tiers import parcel
 from hybrid_jax.tiers.chain import Chain, run_begin, runs_to
 from hybrid_jax.tiers.disk import (
     Disk,
@@ -28,7 +27,6 @@ from hybrid_jax.tiers.disk import (
     checkpoint_name,
     page_marks,
     pages_name,
-    pages_of,
 )
 from hybrid_jax.tiers.folder import Parts
 from hybrid_jax.tiers.form import Form
@@ -262,16 +260,8 @@ class Sender(_Side):
         # The beginning of a longer one: its pages are final.
         with self._room:
             named = self._names_waiting.union(named)
-        ends = [
-            end
-            for end in self._lacking(chain, position)
-            if self.shared.needs(pages_name(chain, end)) and pages_name(chain, end) not in named
-        ]
-        if not ends:
-            return None
-        size = self.geometry.page_tokens
-        pages = sorted({page for end in ends for page in pages_of(end, size)})
-        return Save(chain, position, ends, parcel.places_of(self.geometry, position, pages))
+        save = self._missing(chain, position, named, wanted=self.shared.needs)
+        return save if save.ends else None
 
     def early(self, chain: Chain, position: int) -> bool:
         """Whether a prefix may be copied before its numbers are known to be finite: nobody sees it by itself."""

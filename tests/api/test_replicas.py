@@ -288,7 +288,7 @@ def test_a_router_that_fails_ends_the_call_and_forgets_its_prompts(make, monkeyp
         choose, asked = router._choose, []
 
         def fails(owner, tokens, *rest):
-            asked.append(tokens.tolist())
+            asked.append(tokens.tokens.tolist())
             if len(asked) == 3:
                 raise ZeroDivisionError("a mistake of the router")
             return choose(owner, tokens, *rest)

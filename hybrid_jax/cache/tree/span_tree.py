@@ -94,10 +94,15 @@ class SpanTree:
         """Has somebody told where prompts can resume: now, and whenever that changes."""
         self.watcher = watcher
         watcher.emptied()
+        for node, tier in self.resume_points():
+            watcher.came(node, tier)
+
+    def resume_points(self) -> Iterator[tuple[Node, int]]:
+        """Where prompts can resume: nodes, each with a tier that has all that is needed."""
         for node in self.root.walk():
-            for tier in node.slots if self.needs_slots else node.held:
-                if node.parent is not None:
-                    watcher.came(node, tier)
+            if node.parent is not None:
+                for tier in node.slots if self.needs_slots else node.held:
+                    yield node, tier
 
     # --- boundaries -----------------------------------------------------------------------------
 
