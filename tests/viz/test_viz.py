@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from types import SimpleNamespace
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -137,7 +138,9 @@ def tiered(tmp_path_factory):
         llm._engine.scheduler.memory.make_room(
             10**6
         )  # its last prompt goes below, with the next plan
-        nodes, tree = llm.cache.nodes(), viz.tree(llm)
+        nodes = llm.cache.nodes()
+        # The same ones, for the disk is being written.
+        tree = viz.tree(SimpleNamespace(cache=SimpleNamespace(nodes=lambda: nodes)))
     with tiny_llm(**small) as llm:
         llm.generate(
             [{"prompt_token_ids": prompts[-1]}], PARAMS
