@@ -55,7 +55,7 @@ from hybrid_jax.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from hybrid_jax.api.starting import Started
+    from hybrid_jax.api.starting import Side, Started
 
 LOG = logging.getLogger("hybrid_jax.engine")
 
@@ -109,8 +109,9 @@ class LLM(Reader):
             be added, and `cache_dir` does not go with it yet. None for one device.
         replicas: run so many engines, each in a process of its own, with a whole model, rows and a prefix cache of its
             own. `mesh` then divides each of them, as in "tp=2", and each gets GPUs of its own. A process that ends is
-            started again, three times at most; its requests go on in the others, from the tokens that they have. None
-            for an engine in this process.
+            started again, three times at most; its requests go on in the others, from the tokens that they have.
+            "prefill=1,decode=2" makes one that only computes prompts, and two that go on from them. None for an engine
+            in this process.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -151,7 +152,7 @@ class LLM(Reader):
         seed: int = 0,
         exact: bool = False,
         mesh: str | Mesh | None = None,
-        replicas: int | None = None,
+        replicas: int | str | None = None,
         tokenizer: TokenizerLike | None = None,
         quiet: bool = False,
         progress: ProgressOption = None,
@@ -193,6 +194,7 @@ class LLM(Reader):
         progress: ProgressOption = False,
         links: Links | None = None,
         sharing: int = 1,
+        side: Side | None = None,
     ) -> None:
         """Begins with a model that is read from files.
 
@@ -201,6 +203,7 @@ class LLM(Reader):
             options: its other arguments.
             links: starts what the engines run in; None for this process.
             sharing: processes with an LLM that share the memory of a machine, this one included.
+            side: as in `start_folder`.
         """
         settings = engine_options(options)  # mistakes show before anything is loaded
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
@@ -220,6 +223,7 @@ class LLM(Reader):
                 tokenizer=used_tokenizer,
                 mesh=options.get("mesh"),
                 sharing=sharing,
+                side=side,
             )
         else:
             own = {"dtype": dtype, "tokenizer": tokenizer}

@@ -81,7 +81,7 @@ class LoadOptions(EngineOptions, total=False):
 class LLMOptions(LoadOptions, total=False):
     """What `LLM` takes beside the model and `progress`."""
 
-    replicas: int | None
+    replicas: int | str | None
 
 
 class BatchOptions(LLMOptions, total=False):

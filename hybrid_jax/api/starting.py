@@ -96,6 +96,7 @@ def start_folder(
     tokenizer: Tokenizer | None,
     mesh: Any = None,
     sharing: int = 1,
+    side: Side | None = None,
 ) -> Started:
     """Loads the model of a directory, and starts an engine for each replica.
 
@@ -105,10 +106,13 @@ def start_folder(
         dtype, progress, mesh: as in `LLM`.
         tokenizer: whose end token ends answers too.
         sharing: processes that share the memory of this machine, this one included.
+        side: in place of a tier on disk, as in `Engine`.
 
     Raises:
         As `LLM`.
     """
+    if side is not None:
+        _check_sides(settings)
     opened = open_with_drafter(folder, settings.get("speculation"))
     stored_dtype, replicas = opened.config.dtype, _replicas(opened.config, settings, mesh)
     with _on(replicas[0]):
@@ -139,6 +143,7 @@ def start_folder(
         replicas,
         prefill,
         sharing=sharing * len(replicas),
+        side=side,
     )
 
 
@@ -202,11 +207,11 @@ def _check_sides(settings: Mapping[str, Any]) -> None:
     cache = settings.get("cache")
     if cache is not None and cache.policy == "off":
         raise ValueError(
-            "LLM: prompts are handed over through prefix caches, so mesh='prefill=...' needs one; leave cache='off' out"
+            "LLM: prompts are handed over through prefix caches, so 'prefill=...' needs one; leave cache='off' out"
         )
     if settings.get("cache_dir") is not None:
         raise ValueError(
-            "LLM: cache_dir does not go with mesh='prefill=...' yet; leave one of the two out, got cache_dir="
+            "LLM: cache_dir does not go with 'prefill=...' yet; leave one of the two out, got cache_dir="
             f"{settings['cache_dir']!r}"
         )
 
@@ -252,6 +257,7 @@ def _started(
     prefill: int,
     *,
     sharing: int,
+    side: Side | None = None,
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -263,7 +269,6 @@ def _started(
     hand_over = HandOver(root_of("replicas")) if prefill else None
     try:
         for index, (params, devices) in enumerate(zip(loaded, replicas, strict=True)):
-            side: Side | None = None
             if hand_over is not None:
                 side = functools.partial(Sender if index < prefill else Receiver, hand_over)
             with _on(devices):

@@ -136,7 +136,11 @@ def run_batch(
 
 
 def _llm(
-    model: str | Path | None, *, ray: str | None = None, replicas: int | None = None, **options: Any
+    model: str | Path | None,
+    *,
+    ray: str | None = None,
+    replicas: int | str | None = None,
+    **options: Any,
 ) -> LLM:
     """An `LLM` here, in processes, or in actors."""
     if ray is None:

@@ -29,10 +29,11 @@ def run_batch(
     engine: ModelOptions,
     chat_template: TemplateOption = None,
     replicas: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             help="Answer with so many processes of this machine, each with a whole model, and with GPUs of its own if "
-            "there are any. Lines with the same beginning go to the same process.",
+            "there are any. Lines with the same beginning go to the same process. With prefill=1,decode=2 one of them "
+            "only computes prompts.",
             show_default="this process alone",
         ),
     ] = None,

@@ -27,7 +27,7 @@ PATIENCE = 10.0  # seconds until the caller is told that Ray has no place for an
 def start_llm(
     model: str | Path | None = None,
     *,
-    replicas: int = 1,
+    replicas: int | str = 1,
     address: str | None = None,
     actor_options: Mapping[str, Any] | None = None,
     progress: ProgressOption = None,
@@ -40,7 +40,7 @@ def start_llm(
 
     Args:
         model: as in `LLM`. Each machine must have its files, under the same path.
-        replicas: how many actors.
+        replicas: how many actors, or the numbers of both sides, as in `LLM`.
         address: of the cluster, as `ray.init` takes it: "auto" for the one that this machine belongs to, "HOST:PORT",
             or "local" for one that is started here. None for what `ray.init()` finds. If this process is connected with
             a cluster already, it is that one.
@@ -65,12 +65,12 @@ class Actors(Links):
     """Actors of the cluster that this process is connected with.
 
     Args:
-        count, mesh: as in `Links`.
+        replicas, mesh: as in `Links`.
         options: of the actors, for Ray.
     """
 
-    def __init__(self, count: int, mesh: Any, options: Mapping[str, Any]) -> None:
-        super().__init__(count, mesh)
+    def __init__(self, replicas: int | str, mesh: Any, options: Mapping[str, Any]) -> None:
+        super().__init__(replicas, mesh)
         self._options = options
 
     def first(self) -> list[Link]:
@@ -100,7 +100,9 @@ class Actors(Links):
 
     def _start(self, number: int) -> RayLink:
         gpus = {"num_gpus": self.devices} if ray.cluster_resources().get("GPU") else {}
-        return RayLink(SeatActor.options(**{**gpus, **self._options}).remote(), number)
+        link = RayLink(SeatActor.options(**{**gpus, **self._options}).remote(), number)
+        link.side = self.side(number)
+        return link
 
 
 def _knock(address: str | None) -> None:

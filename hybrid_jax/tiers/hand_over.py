@@ -42,27 +42,38 @@ class MemoryParts(Parts):
     Args:
         root: of the parts.
         needs: whether somebody needs a part still. One that came too late is not kept.
+        came: called with each part that has come.
     """
 
     path = Path("memory")
 
-    def __init__(self, root: str, needs: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(
+        self,
+        root: str,
+        needs: Callable[[str], bool] = lambda name: True,
+        came: Callable[[str, Part], object] = lambda name, part: None,
+    ) -> None:
         super().__init__(root, NO_LIMIT)
-        self._needs = needs
+        self._needs, self._came = needs, came
         self._parts: dict[str, Part] = {}
 
     def write(self, name: str, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
         """Keeps a part; returns its bytes, 0 if it is there already."""
         if name in self:
             return 0
-        part = Part(
-            marks=dict(marks), arrays={key: array.joined() for key, array in arrays.items()}
-        )
+        joined = {key: array.joined() for key, array in arrays.items()}
+        return self.put(name, Part(marks=dict(marks), arrays=joined))
+
+    def put(self, name: str, part: Part) -> int:
+        """As `write`, of a part in one piece."""
+        if name in self:
+            return 0
         self._parts[name] = part
         num_bytes = sum(array.nbytes for array in part.arrays.values())
         self._add(name, num_bytes)
         if not self._needs(name):  # looked at last, for it may be taken back meanwhile
             self.remove(name)
+        self._came(name, part)
         return num_bytes
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
@@ -111,13 +122,21 @@ class HandOver:
 
     Args:
         root: as of `Parts`; both sides must have the same, for it tells models apart.
+        came: called with the name of each part that has come, and the part, in the thread that brings it.
+        ended: called with the name of each promise that was kept or broken, and "there" or "failed".
 
     Attributes:
         folder: what has come and was not taken yet.
     """
 
-    def __init__(self, root: str) -> None:
-        self.folder = MemoryParts(root, self.needs)
+    def __init__(
+        self,
+        root: str,
+        came: Callable[[str, Part], object] = lambda name, part: None,
+        ended: Callable[[str, str], object] = lambda name, state: None,
+    ) -> None:
+        self.folder = MemoryParts(root, self.needs, came)
+        self._told_of_ends = ended
         self._promises: dict[str, Promise] = {}
         self._needed = Counter[str]()  # how many promises need each part
         self._lock = threading.Lock()
@@ -162,19 +181,21 @@ class HandOver:
 
     def arrived(self, name: str) -> None:
         """All parts of a promised prefix are there."""
-        self._end(name, "there")
+        self.end(name, "there")
 
     def fail(self, name: str) -> None:
         """A promise that was not kept yet will not be. Who waits for it computes the prefix."""
-        self._end(name, "failed")
+        self.end(name, "failed")
 
-    def _end(self, name: str, state: str) -> None:
+    def end(self, name: str, state: str) -> None:
+        """A promise was kept ("there") or broken ("failed"), unless it has ended already."""
         with self._lock:
             promise = self._promises.get(name)
             if promise is None or promise.state != "coming":
                 return
             promise.state = state
             waiting, promise.waiting = promise.waiting, []
+        self._told_of_ends(name, state)
         for go_on in waiting:
             go_on()
 

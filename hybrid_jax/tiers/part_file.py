@@ -52,17 +52,35 @@ def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces
     Raises:
         OSError: of the system; then nothing is left there.
     """
+    head, data = _signed(marks, arrays)
+    with replacing(file) as opened:
+        opened.write(head)
+        for part in data:
+            opened.write(part)
+    return len(head) + sum(part.nbytes for part in data)
+
+
+def part_to_bytes(part: Part) -> bytes:
+    """A part as its file would be, for a way to another process."""
+    arrays = {
+        name: Pieces(array.dtype.name, array.shape, [np.ascontiguousarray(array)])
+        for name, array in part.arrays.items()
+    }
+    head, data = _signed(part.marks, arrays)
+    return b"".join([head, *data])
+
+
+def _signed(
+    marks: Mapping[str, str], arrays: Mapping[str, Pieces]
+) -> tuple[bytearray, list[memoryview]]:
+    """What a file begins with, with its checksum, and what follows."""
     head = _head(marks, arrays)
     data = [part.data for array in arrays.values() for part in array.parts]
     crc = zlib.crc32(head)
     for part in data:
         crc = zlib.crc32(part, crc)
     head[_CRC] = b"%08x" % crc
-    with replacing(file) as opened:
-        opened.write(head)
-        for part in data:
-            opened.write(part)
-    return len(head) + sum(part.nbytes for part in data)
+    return head, data
 
 
 @contextmanager
@@ -115,7 +133,15 @@ def read_part(file: Path) -> Part:
     Raises:
         Damaged: a byte is not as it was written, or the file is another one. OSError: of the system.
     """
-    data = _bytes_of(file)
+    return part_of_bytes(_bytes_of(file), str(file))
+
+
+def part_of_bytes(data: np.ndarray, file: str) -> Part:
+    """A part of the bytes uint8[n] of its file, of which its arrays are views. `file` names it in errors.
+
+    Raises:
+        Damaged: as `read_part`.
+    """
     head = data[: _CRC.stop].tobytes()
     if head[8 : _CRC.start] != _BEGIN:
         raise Damaged(f"{file} is not a part of a cache, or its beginning is damaged")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import numpy as np
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.llm import LLM
@@ -25,19 +28,30 @@ from hybrid_jax.api.workers.messages import (
     Begin,
     Cached,
     Compiled,
+    Compute,
+    Computed,
     Do,
+    Drop,
     Ended,
     Leave,
     NotStarted,
     Order,
+    PartCame,
+    Promise,
+    PromiseEnded,
     Ready,
     Start,
     Stop,
+    TakeBack,
     Told,
 )
+from hybrid_jax.api.workers.starting import ROOT
 from hybrid_jax.cluster.watch import TreeWatcher
 from hybrid_jax.process.ending import pool_of_threads
+from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
+from hybrid_jax.tiers.part_file import Damaged, Part, part_of_bytes, part_to_bytes
 
+LOG = logging.getLogger("hybrid_jax.engine")
 Say = Callable[[Any], None]  # puts a message on its way
 # Seconds between two times at which a caller that waits for finished prompts is told of tokens, after the first ones.
 # If the worker is lost, others go on from there.
@@ -129,10 +143,16 @@ class SentCall(Call):
         """The engine has ended, which the worker tells of."""
 
 
-def loaded(start: Start) -> LLM:
-    """The `LLM` that a caller wants. Raises as `LLM` does."""
+def loaded(start: Start, hand_over: HandOver) -> LLM:
+    """The `LLM` that a caller wants. Raises as `LLM` does.
+
+    Args:
+        start: says which. hand_over: of the worker, if it is on one side of one.
+    """
     llm = LLM.__new__(LLM)
-    llm._load(start.model, start.options, sharing=start.sharing, **start.own)
+    ends = {"prefill": Sender, "decode": Receiver}
+    side = functools.partial(ends[start.side], hand_over) if start.side else None
+    llm._load(start.model, start.options, sharing=start.sharing, side=side, **start.own)
     return llm
 
 
@@ -154,7 +174,7 @@ class Worker:
         self,
         link: Link,
         left: Callable[[], object] = lambda: None,
-        make: Callable[[Start], LLM] = loaded,
+        make: Callable[[Start, HandOver], LLM] = loaded,
     ) -> None:
         self._left, self._make = left, make
         self._link, self._frames = link, Frames(link.about)
@@ -162,6 +182,7 @@ class Worker:
         self._calls: dict[int, Call] = {}  # those that run
         self._llm: LLM
         self._thread: EngineThread  # of the LLM
+        self._hand_over = HandOver(ROOT)
         self._compile_seconds: Callable[[], float] = lambda: 0.0
         self._asking = pool_of_threads(ASKING, "hybrid_jax-asked")
 
@@ -186,7 +207,9 @@ class Worker:
 
     def _start(self, start: Start) -> Ready:
         """Makes the `LLM`, and has its cache and its end told of."""
-        self._llm = llm = self._make(start)
+        if start.side == "prefill":
+            self._hand_over = HandOver(ROOT, came=self._part_came, ended=self._promise_ended)
+        self._llm = llm = self._make(start, self._hand_over)
         assert isinstance(llm._thread, EngineThread), "it has one replica"
         self._thread = llm._thread
         found: SimpleQueue[tuple[Ready, BaseException | None]] = SimpleQueue()
@@ -230,6 +253,19 @@ class Worker:
                         self._thread.later(message.call, tell)
                     case Ask():
                         self._asking.submit(self._ask, message)
+                    case Promise():
+                        self._hand_over.promise(message.tokens, message.position)
+                    case TakeBack():
+                        self._hand_over.take_back(message.name)
+                    case PartCame():
+                        self._take_part(message)
+                    case PromiseEnded():
+                        self._hand_over.end(message.name, message.state)
+                    case Compute():
+                        told = functools.partial(self._computed, message)
+                        self._thread.compute_prefix(message.request, message.promise, told)
+                    case Drop():
+                        self._thread.drop_prefix(message.request_id)
                     case _:
                         raise AssertionError(message)
 
@@ -261,6 +297,29 @@ class Worker:
         for completion, progress in zip(job.completions, order.done, strict=True):
             completion.go_on(progress)
         return job
+
+    def _take_part(self, came: PartCame) -> None:
+        """Keeps a part. One that is damaged is as one that never came: the prefix is computed here."""
+        try:
+            part = part_of_bytes(np.frombuffer(came.data, np.uint8), came.name)
+        except Damaged as error:
+            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
+        else:
+            self._hand_over.folder.put(came.name, part)
+
+    def _computed(self, compute: Compute, error: BaseException | None) -> None:
+        """What was to come of a prompt is on its way, or will not come."""
+        if error is not None:
+            self._hand_over.fail(compute.promise)
+        self._say(Computed(compute.request.request_id))
+
+    def _part_came(self, name: str, part: Part) -> None:
+        """In the thread that copies: a part is there. Only its name is of use here from now on."""
+        self._say(PartCame(name, part_to_bytes(part)))
+        part.arrays.clear()
+
+    def _promise_ended(self, name: str, state: str) -> None:
+        self._say(PromiseEnded(name, state))
 
     def _ask(self, ask: Ask) -> None:
         """In a thread of the pool."""

@@ -54,7 +54,7 @@ def start_worker(number, make):
     there, back = SimpleQueue(), SimpleQueue()
     link = MemoryLink(f"worker {number}", back, there)
     own = MemoryLink("the caller", there, back)
-    link.worker = Worker(own, make=lambda start: make())
+    link.worker = Worker(own, make=lambda start, hand_over: make())
     link.thread = threading.Thread(target=link.worker.run, name=f"worker {number}", daemon=True)
     link.thread.start()
     return link

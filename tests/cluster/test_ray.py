@@ -153,7 +153,7 @@ def test_a_batch_over_actors(expected, tmp_path):
 @pytest.mark.parametrize("replicas", [0, -1, 1.5, True])
 def test_a_number_of_actors_that_makes_no_sense(replicas):
     with pytest.raises(
-        ValueError, match=f"replicas must be an integer of at least 1, got {replicas}"
+        ValueError, match=f"replicas must be an integer of at least 1, or like .*, got {replicas}"
     ):
         start_llm(replicas=replicas)
 

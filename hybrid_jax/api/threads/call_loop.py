@@ -6,9 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hybrid_jax.api.threads.calls import Call
 from hybrid_jax.api.threads.commands import CommandLoop
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
+from hybrid_jax.schedule.request import Request
 
 if TYPE_CHECKING:
     from hybrid_jax.api.threads.loop import Loop
@@ -56,6 +59,35 @@ class CallLoop(CommandLoop):
     @abstractmethod
     def give_back(self, call: Call) -> None:
         """Gives a call back whose prompts have no tokens yet, by `Call.given_back`; tells `Call.kept` of any other."""
+
+    @abstractmethod
+    def compute_prefix(
+        self, request: Request, promise: str, told: Callable[[BaseException | None], object]
+    ) -> None:
+        """Computes a prompt for another engine.
+
+        Args:
+            request: reads only.
+            promise: the name of what was promised of it, which is settled when the prompt has ended.
+            told: called once what was to come of it is on its way, or will not come; with an error if the engine does
+                not take such a prompt, or has ended.
+        """
+
+    @abstractmethod
+    def drop_prefix(self, request_id: str) -> None:
+        """Nobody waits for such a prompt any more. Unknown ids are ignored."""
+
+    def promise(self, tokens: np.ndarray, position: int) -> None:
+        """As `HandOver.promise`, for an engine that does not share it."""
+
+    def take_back(self, name: str) -> None:
+        """As `HandOver.take_back`, for an engine that does not share it."""
+
+    def bring_part(self, name: str, data: bytes) -> None:
+        """A part has come that was promised to such an engine."""
+
+    def end_promise(self, name: str, state: str) -> None:
+        """A promise to such an engine was kept or broken."""
 
     @abstractmethod
     def later(

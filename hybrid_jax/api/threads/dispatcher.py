@@ -274,7 +274,7 @@ class Dispatcher(CommandLoop):
             if self.prefill is not None:
                 for job in own:
                     hit_len = 0 if job.decision is None else job.decision.hit_len
-                    self.prefill.ask(joint.owners[job], job, hit_len)
+                    self.prefill.ask(joint.owners[job], job, hit_len, thread)
             part = Part(joint, own, replica, thread, self)
             joint.parts.append(part)
             self._where.update(dict.fromkeys((joint.owners[job] for job in own), part))
@@ -414,7 +414,8 @@ class Dispatcher(CommandLoop):
             LOG.warning("replica %d could not be started again: %s; it is left out", replica, error)
         else:
             self.add(replica, loop)
-            self._router.join(replica)
+            if self.prefill is None or not self.prefill.back(replica):
+                self._router.join(replica)
             LOG.warning("replica %d is there again", replica)
         self._house_or_fail()
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import Call, own_error
 from hybrid_jax.api.threads.commands import Command
@@ -19,6 +21,7 @@ from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.process.ending import wait_for
+from hybrid_jax.schedule.request import Request
 
 # The one that made an engine's thread, and with it jax's own threads.
 _first_process: int | None = None
@@ -126,6 +129,34 @@ class EngineThread(Front):
     ) -> None:
         """As `CallLoop.later`."""
         self._loop.later(call, tell)
+
+    def compute_prefix(
+        self, request: Request, promise: str, told: Callable[[BaseException | None], object]
+    ) -> None:
+        """As `CallLoop.compute_prefix`."""
+        self._loop.give(
+            Command(functools.partial(self._loop.compute_prefix, request, promise, told), told)
+        )
+
+    def drop_prefix(self, request_id: str) -> None:
+        """As `CallLoop.drop_prefix`."""
+        self._loop.give(Command(functools.partial(self._loop.drop_prefix, request_id)))
+
+    def promise(self, tokens: np.ndarray, position: int) -> None:
+        """As `CallLoop.promise`."""
+        self._loop.give(Command(functools.partial(self._loop.promise, tokens, position)))
+
+    def take_back(self, name: str) -> None:
+        """As `CallLoop.take_back`."""
+        self._loop.give(Command(functools.partial(self._loop.take_back, name)))
+
+    def bring_part(self, name: str, data: bytes) -> None:
+        """As `CallLoop.bring_part`."""
+        self._loop.give(Command(functools.partial(self._loop.bring_part, name, data)))
+
+    def end_promise(self, name: str, state: str) -> None:
+        """As `CallLoop.end_promise`."""
+        self._loop.give(Command(functools.partial(self._loop.end_promise, name, state)))
 
     def turn(self) -> None:
         """Has the engine take one turn, for calls that are `stepped`, and waits for it."""

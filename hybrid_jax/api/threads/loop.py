@@ -15,6 +15,7 @@ from hybrid_jax.api.threads.calls import CLOSED, Call
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question, facts
 from hybrid_jax.schedule.request import Request
+from hybrid_jax.tiers.hand_over import Sender
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -294,20 +295,23 @@ class Loop(CallLoop):
         call.over = True
         call.given_back()
 
-    def compute_prefix(self, request: Request, told: Callable[[], None]) -> None:
-        """Computes a prompt for another engine.
-
-        Args:
-            request: reads only.
-            told: called once what was to come of it has been handed over, or will not come.
-        """
-        self._let_go()
+    def compute_prefix(
+        self, request: Request, promise: str, told: Callable[[BaseException | None], object]
+    ) -> None:
+        """As `CallLoop.compute_prefix`."""
         try:
+            self._let_go()
             self.engine.add(request)
-        except BaseException:
-            told()
-            raise
-        self._prefixes[request.request_id] = told
+        except BaseException as error:
+            told(error)
+            return
+
+        def ended() -> None:
+            assert isinstance(self.engine.disk, Sender), self.engine.disk
+            self.engine.disk.settle(promise)
+            told(None)
+
+        self._prefixes[request.request_id] = ended
 
     def drop_prefix(self, request_id: str) -> None:
         """Nobody waits for a prompt any more that is computed for another engine. Unknown ids are ignored."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,23 +13,81 @@ import numpy as np
 
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.threads.engine_thread import EngineThread
-from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.cluster.prefill import comes_from_elsewhere, prefix_request
 from hybrid_jax.cluster.router import Router
-from hybrid_jax.tiers.hand_over import HandOver, Sender
+from hybrid_jax.tiers.hand_over import HandOver
+from hybrid_jax.tiers.part_file import Part
 
 LEAST = 128  # tokens that a replica lacks; fewer it computes itself, beside its decode steps
+FILE = "file"  # the array of a part that is on its way between processes: its file
+
+
+class Forwarding:
+    """Brings parts of promises to replicas in other processes that wait for them, as soon as they come.
+
+    Any thread may call it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: dict[str, tuple[str, ...]] = {}  # of each promise
+        self._to: dict[str, list[EngineThread]] = defaultdict(list)  # who waits for each promise
+        self._sent: dict[EngineThread, set[str]] = defaultdict(set)
+
+    def begin(self, hand_over: HandOver, name: str, to: EngineThread) -> None:
+        """A replica waits for a promise from now on."""
+        promise = hand_over.known(name)
+        with self._lock:
+            self._to[name].append(to)
+            if promise is not None:
+                self._parts[name] = tuple(promise.parts)
+                for part in promise.parts:
+                    if part in hand_over.folder:
+                        self._send(to, part, hand_over.folder.read(part, {}))
+        if promise is None or promise.state != "coming":
+            to.end_promise(name, "failed" if promise is None else promise.state)
+
+    def end(self, name: str, to: EngineThread) -> None:
+        """A replica waits no longer."""
+        with self._lock:
+            self._to[name].remove(to)
+            if not self._to[name]:
+                del self._to[name]
+                self._parts.pop(name, None)
+            if not any(to in waiting for waiting in self._to.values()):
+                self._sent.pop(to, None)
+
+    def came(self, name: str, part: Part) -> None:
+        """A part has come."""
+        with self._lock:
+            for promise, parts in self._parts.items():
+                if name in parts:
+                    for to in self._to[promise]:
+                        self._send(to, name, part)
+
+    def _send(self, to: EngineThread, name: str, part: Part) -> None:
+        if name not in self._sent[to]:
+            self._sent[to].add(name)
+            to.bring_part(name, part.arrays[FILE].tobytes())
+
+    def ended(self, name: str, state: str) -> None:
+        """A promise was kept or broken."""
+        with self._lock:
+            waiting = list(self._to.get(name, ()))
+        for to in waiting:
+            to.end_promise(name, state)
 
 
 class _Asked(NamedTuple):
     """A prompt that is computed for another replica.
 
     Attributes:
-        name: of its promise. replica: that computes it. request_id: there.
+        name: of its promise. by: the replica that computes it. to: the one that waits. request_id: of the former.
     """
 
     name: str
-    replica: int
+    by: EngineThread
+    to: EngineThread
     request_id: str
 
 
@@ -38,13 +98,23 @@ class PrefillSide:
         hand_over: between both sides.
         router: chooses among the replicas that compute prompts.
         grain: the larger one of both sides. chunk: tokens of a chunk of a prompt.
+        forwarding: brings parts to replicas in other processes; None where all engines share the hand-over.
 
     Attributes:
         threads: those of all replicas. The dispatcher sets it.
     """
 
-    def __init__(self, hand_over: HandOver, router: Router, *, grain: int, chunk: int) -> None:
+    def __init__(
+        self,
+        hand_over: HandOver,
+        router: Router,
+        *,
+        grain: int,
+        chunk: int,
+        forwarding: Forwarding | None = None,
+    ) -> None:
         self._hand_over, self._router, self._grain, self._chunk = hand_over, router, grain, chunk
+        self._forwarding, self._own = forwarding, frozenset(router.present)
         self.threads: Sequence[EngineThread] = ()
         self._asked: dict[str, _Asked] = {}
         self._numbers = itertools.count()
@@ -54,39 +124,34 @@ class PrefillSide:
         """Prompts that were asked for, and of which nobody has said that they are there or not wanted any more."""
         return len(self._asked)
 
-    def ask(self, owner: str, job: Job, hit_len: int) -> None:
+    def ask(self, owner: str, job: Job, hit_len: int, to: EngineThread) -> None:
         """Has a prompt computed for a replica that is about to get it.
 
         Args:
             owner: the router's name of it. job: with the prompt.
-            hit_len: tokens that the replica has itself.
+            hit_len: tokens that the replica has itself. to: the replica.
         """
         request = next(iter(job.unfinished)).request
         position = comes_from_elsewhere(request, self._grain)
         if position - hit_len < LEAST or not self._router.present:
             return
         tokens = np.asarray(request.tokens, np.int32)
-        replica = self._router.choose(owner, tokens[: position + 1]).replica
+        by = self.threads[self._router.choose(owner, tokens[: position + 1]).replica]
         request_id = f"for {owner}, {next(self._numbers)}"
         name = self._hand_over.promise(tokens, position)
-        self._asked[owner] = _Asked(name, replica, request_id)
+        self._asked[owner] = _Asked(name, by, to, request_id)
+        for end in (by, to):
+            end.promise(tokens, position)
+        if self._forwarding is not None:
+            self._forwarding.begin(self._hand_over, name, to)
         asked = prefix_request(request, position, self._chunk, request_id)
+        by.compute_prefix(asked, name, functools.partial(self._ended, owner, name))
 
-        def begin(loop: Loop) -> None:
-            loop.compute_prefix(asked, functools.partial(self._ended, loop, owner, name))
-
-        def told(_: None, error: BaseException | None) -> None:
-            if error is not None:  # the replica has ended, or takes no such prompt
-                self._router.ended(owner)
-                self._hand_over.fail(name)
-
-        self.threads[replica].later(begin, told)
-
-    def _ended(self, loop: Loop, owner: str, name: str) -> None:
-        """In the thread of a replica: all that is to come of a prompt is on its way."""
+    def _ended(self, owner: str, name: str, error: BaseException | None) -> None:
+        """In any thread: all that is to come of a prompt is on its way, or will not come."""
         self._router.ended(owner)
-        assert isinstance(loop.engine.disk, Sender), loop.engine.disk
-        loop.engine.disk.settle(name)
+        if error is not None:  # the replica has ended, or takes no such prompt
+            self._hand_over.fail(name)
 
     def let_go(self, owner: str) -> None:
         """A replica has what it asked for, or asks no more. Unknown owners are ignored."""
@@ -94,13 +159,22 @@ class PrefillSide:
         if asked is None:
             return
         self._router.ended(owner)
+        if self._forwarding is not None:
+            self._forwarding.end(asked.name, asked.to)
         self._hand_over.take_back(asked.name)
-        drop = lambda loop: loop.drop_prefix(asked.request_id)
-        self.threads[asked.replica].later(drop, lambda *_: None)
+        for end in (asked.by, asked.to):
+            end.take_back(asked.name)
+        asked.by.drop_prefix(asked.request_id)
 
     def gone(self, replica: int) -> None:
         """A replica has ended: what it was to bring will not come."""
         self._router.leave(replica)
         for asked in self._asked.values():
-            if asked.replica == replica:
+            if asked.by is self.threads[replica]:
                 self._hand_over.fail(asked.name)
+
+    def back(self, replica: int) -> bool:
+        """A replica is there again; returns whether it is one of this side."""
+        if replica in self._own:
+            self._router.join(replica)
+        return replica in self._own

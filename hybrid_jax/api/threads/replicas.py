@@ -228,12 +228,15 @@ def router_of(engines: Sequence[Engine]) -> Router:
     """A router over engines that go on from prompts, and their caches tell it what they have. No engine may run yet."""
     senders = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Sender)]
     model = costs_of(engines[-1])
-    if senders:  # what a replica lacks comes from elsewhere, and costs the time to write it
-        moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
-        # A model without keys and values has a state to move, whatever the length: tokens only tell prompts apart.
-        costs = replace(model.costs, flops_per_token=max(1.0, moved), flops_per_key=0, windows=())
-        model = replace(model, costs=costs)
-    return _router(engines, model, senders)
+    return _router(engines, costs_to_move(model) if senders else model, senders)
+
+
+def costs_to_move(model: ReplicaCosts) -> ReplicaCosts:
+    """What a prompt costs a replica for which it is computed elsewhere: the time to write what the replica lacks."""
+    moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
+    # A model without keys and values has a state to move, whatever the length: tokens only tell prompts apart.
+    costs = replace(model.costs, flops_per_token=max(1.0, moved), flops_per_key=0, windows=())
+    return replace(model, costs=costs)
 
 
 def prefill_of(engines: Sequence[Engine], hand_over: HandOver | None) -> PrefillSide | None:

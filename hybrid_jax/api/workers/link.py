@@ -8,7 +8,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from hybrid_jax import __version__
 
@@ -29,11 +29,13 @@ class Link(ABC):
         about: what is at the other end, in words.
         where: what such ends are, in words.
         sharing: how many of them share the memory of that machine.
+        side: which side of a hand-over the worker is; "" for none.
     """
 
     about: str
     where = "other processes"
     sharing = 1
+    side: Literal["prefill", "decode", ""] = ""
 
     @abstractmethod
     def send(self, frame: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from hybrid_jax.api.threads.questions import EngineFacts
 from hybrid_jax.cluster.router import ReplicaCosts
 from hybrid_jax.cluster.watch import News as CacheNews
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.schedule.request import Pooling, Progress
+from hybrid_jax.schedule.request import Pooling, Progress, Request
 from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.thoughts import Thoughts
 
@@ -22,13 +22,14 @@ class Start(NamedTuple):
 
     Attributes:
         model: of `LLM`. options: its options that are the engine's. own: dtype and tokenizer.
-        sharing: as in `Link`.
+        sharing, side: as in `Link`.
     """
 
     model: str | None
     options: Mapping[str, Any]
     own: Mapping[str, Any]
     sharing: int = 1
+    side: Literal["prefill", "decode", ""] = ""
 
 
 class Ready(NamedTuple):
@@ -142,6 +143,52 @@ class Ask(NamedTuple):
     number: int
     question: str
     args: Sequence[Any]
+
+
+class Promise(NamedTuple):
+    """A prefix will come from a worker that computes it, or go to one that waits for it: `HandOver.promise`."""
+
+    tokens: np.ndarray
+    position: int
+
+
+class TakeBack(NamedTuple):
+    """A promise is needed no longer: `HandOver.take_back`."""
+
+    name: str
+
+
+class PartCame(NamedTuple):
+    """A part of a promised prefix, as its file would be. It goes both ways."""
+
+    name: str
+    data: bytes
+
+
+class PromiseEnded(NamedTuple):
+    """A promise was kept ("there") or broken ("failed"). It goes both ways."""
+
+    name: str
+    state: str
+
+
+class Compute(NamedTuple):
+    """Computes a prompt that was promised to another worker."""
+
+    request: Request
+    promise: str
+
+
+class Drop(NamedTuple):
+    """Nobody waits for such a prompt any more."""
+
+    request_id: str
+
+
+class Computed(NamedTuple):
+    """Such a prompt has ended; what was to come of it has been said, or will not come."""
+
+    request_id: str
 
 
 class Stop(NamedTuple):

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.front import Front
-from hybrid_jax.api.threads.replicas import Replicas
+from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
+from hybrid_jax.api.threads.replicas import Replicas, costs_to_move
 from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
 from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
 from hybrid_jax.api.workers.process import start_process
@@ -23,6 +24,10 @@ from hybrid_jax.cluster.router import Router
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.checks import is_integer
 from hybrid_jax.config.mesh import read_mesh
+from hybrid_jax.tiers.chain import root_of
+from hybrid_jax.tiers.hand_over import HandOver
+
+ROOT = root_of("replicas")  # of what is between the sides of a hand-over; all have the same weights
 
 
 @dataclass(frozen=True)
@@ -78,18 +83,35 @@ class Workers:
 
     def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
         """What runs calls on them."""
-        router = Router(len(self.all_), self._first.costs)
+        sides = [worker.link.side for worker in self.all_]
+        costs, prefill = self._first.costs, None
+        router = Router(len(sides), costs_to_move(costs) if "prefill" in sides else costs)
+        routers, hand_over = dict.fromkeys(("", "decode"), router), None
+        if "prefill" in sides:
+            forwarding = Forwarding()
+            hand_over = HandOver(ROOT, came=forwarding.came, ended=forwarding.ended)
+            routers["prefill"] = Router(len(sides), costs)
+            for replica, side in enumerate(sides):
+                routers["prefill" if side == "decode" else "decode"].leave(replica)
+            prefill = PrefillSide(
+                hand_over,
+                routers["prefill"],
+                grain=costs.grain,
+                chunk=self.engine_config.prefill_tokens,
+                forwarding=forwarding,
+            )
 
         def loop_of(replica: int, worker: Worker) -> WorkerLoop:
             loop = WorkerLoop(worker.link, worker.frames, worker.ready, record)
-            loop.tell_cache = functools.partial(router.tell, replica)
+            loop.tell_cache = functools.partial(routers[sides[replica]].tell, replica)
+            loop.hand_over = hand_over
             return loop
 
         def revive(replica: int) -> WorkerLoop:
             return loop_of(replica, self._another(replica))
 
         loops = [loop_of(replica, worker) for replica, worker in enumerate(self.all_)]
-        return Replicas(loops, router=router, revive=revive)
+        return Replicas(loops, router=router, prefill=prefill, revive=revive)
 
     def _another(self, number: int) -> Worker:
         """A worker in the place of one that has ended.
@@ -116,21 +138,30 @@ class Links(ABC):
     """Starts processes or the like that can become workers.
 
     Args:
-        count: how many.
+        replicas: how many, as in `LLM`.
         mesh: of each, as in `LLM`.
 
     Raises:
         ValueError: the number or the mesh is not what it should be.
+
+    Attributes:
+        count: all of them. prefill: how many of these, the first ones, only compute prompts.
+        devices: of each.
     """
 
-    def __init__(self, count: int, mesh: Any) -> None:
-        if not is_integer(count) or count < 1:
-            raise ValueError(f"LLM: replicas must be an integer of at least 1, got {count!r}")
+    def __init__(self, replicas: int | str, mesh: Any) -> None:
+        count, self.prefill = _counts(replicas)
         if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
             raise ValueError(
                 f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
             )
         self.count, self.devices = count, read_mesh(mesh).tp
+
+    def side(self, number: int) -> Literal["prefill", "decode", ""]:
+        """As `Link.side`, of a worker."""
+        if not self.prefill:
+            return ""
+        return "prefill" if number < self.prefill else "decode"
 
     @abstractmethod
     def first(self) -> list[Link]:
@@ -157,7 +188,29 @@ class Processes(Links):
 
     def another(self, number: int) -> Link:
         """As `Links.another`."""
-        return start_process(number, self.count, cards=self.devices)
+        link = start_process(number, self.count, cards=self.devices)
+        link.side = self.side(number)
+        return link
+
+
+def _counts(replicas: Any) -> tuple[int, int]:
+    """How many workers there are, and how many of them only compute prompts.
+
+    Raises:
+        ValueError: it is neither a number nor the numbers of both sides.
+    """
+    if isinstance(replicas, str) and replicas.strip().isdigit():
+        replicas = int(replicas)
+    if isinstance(replicas, str):
+        with suppress(ValueError):
+            shape = read_mesh(replicas)
+            if shape.prefill and shape.tp == 1:
+                return shape.num_replicas, shape.prefill
+    if not is_integer(replicas) or replicas < 1:
+        raise ValueError(
+            f"LLM: replicas must be an integer of at least 1, or like 'prefill=1,decode=2', got {replicas!r}"
+        )
+    return int(replicas), 0
 
 
 def kill_all(links: Sequence[Link]) -> None:
@@ -194,7 +247,7 @@ def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption)
     both = [(link, Frames(link.about)) for link in links]
     for link, frames in both:
         with suppress(OSError):  # it has ended, which the next look finds
-            link.send(frames.pack([as_bytes(start._replace(sharing=link.sharing))]))
+            link.send(frames.pack([as_bytes(start._replace(sharing=link.sharing, side=link.side))]))
     found: list[Worker] = []
     with progress_of(progress, "starting") as report:
         for link, frames in both:

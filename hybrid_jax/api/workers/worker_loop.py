@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.call_loop import CallLoop
@@ -24,15 +26,25 @@ from hybrid_jax.api.workers.messages import (
     Begin,
     Cached,
     Compiled,
+    Compute,
+    Computed,
     Do,
+    Drop,
     Ended,
     Leave,
     Order,
+    PartCame,
+    Promise,
+    PromiseEnded,
     Ready,
     Stop,
+    TakeBack,
     Told,
 )
 from hybrid_jax.cluster.watch import News
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.tiers.hand_over import HandOver
+from hybrid_jax.tiers.part_file import Part
 
 Tell = Callable[[Any, BaseException | None], object]
 
@@ -61,6 +73,9 @@ class WorkerLoop(CallLoop):
         self._numbers: dict[Call, int] = {}
         self._next = 0  # number of a call or a question
         self._asked: dict[int, Tell] = {}
+        self._prefixes: dict[str, Callable[[BaseException | None], object]] = {}
+        # What is between the sides, if the worker is on one.
+        self.hand_over: HandOver | None = None
         self._compile_seconds = ready.compile_seconds
         self._peak: int | None = None
         self._lost: BaseException | None = None
@@ -108,6 +123,9 @@ class WorkerLoop(CallLoop):
         asked, self._asked = self._asked, {}
         for tell in asked.values():
             tell(None, error)
+        prefixes, self._prefixes = self._prefixes, {}
+        for told in prefixes.values():
+            told(error)
         self._cancel_commands(error)
         self._end_link()
         reader.join()
@@ -119,8 +137,7 @@ class WorkerLoop(CallLoop):
             try:
                 frame = self._link.receive()
             except (EOFError, OSError):
-                lost = WorkerLost(f"{self._link.about}: {self._link.why_lost()}")
-                self.give(Command(functools.partial(self._lose, lost)))
+                self.give(Command(functools.partial(self._lose, self._gone())))
                 return
             self.give(Command(functools.partial(self._receive, frame), self._lose))
 
@@ -128,10 +145,17 @@ class WorkerLoop(CallLoop):
         """What the worker says is no longer to be had, or cannot be read."""
         self._lost = self._lost or error
 
+    def _gone(self) -> WorkerLost:
+        """What is to be said of a worker that nothing comes from any more."""
+        return WorkerLost(f"{self._link.about}: {self._link.why_lost()}")
+
     def _flush(self) -> None:
         if self._out:
             said, self._out = self._out, []
-            self._link.send(self._frames.pack(said))
+            try:
+                self._link.send(self._frames.pack(said))
+            except OSError as error:
+                raise self._gone() from error
 
     def _end_link(self) -> None:
         try:
@@ -150,6 +174,17 @@ class WorkerLoop(CallLoop):
                         tell(message.answer, message.error)
                 case Cached():
                     self.tell_cache(message.news)
+                case PartCame():
+                    if self.hand_over is not None:
+                        file = np.frombuffer(message.data, np.uint8)
+                        part = Part(marks={}, arrays={"file": file})
+                        self.hand_over.folder.put(message.name, part)
+                case PromiseEnded():
+                    if self.hand_over is not None:
+                        self.hand_over.end(message.name, message.state)
+                case Computed():
+                    if (told := self._prefixes.pop(message.request_id, None)) is not None:
+                        told(None)
                 case Compiled():
                     self._compile_seconds = message.seconds
                 case Ended():
@@ -246,6 +281,37 @@ class WorkerLoop(CallLoop):
         self._forget(call)
         call.over = True
         call.given_back()
+
+    # --- hand-overs -------------------------------------------------------------------------------
+
+    def compute_prefix(
+        self, request: Request, promise: str, told: Callable[[BaseException | None], object]
+    ) -> None:
+        """As `CallLoop.compute_prefix`."""
+        self._out.append(as_bytes(Compute(request, promise)))
+        self._prefixes[request.request_id] = told
+
+    def drop_prefix(self, request_id: str) -> None:
+        """As `CallLoop.drop_prefix`."""
+        if (told := self._prefixes.pop(request_id, None)) is not None:
+            self._out.append(as_bytes(Drop(request_id)))
+            told(None)
+
+    def promise(self, tokens: np.ndarray, position: int) -> None:
+        """As `CallLoop.promise`."""
+        self._out.append(as_bytes(Promise(tokens[:position], position)))
+
+    def take_back(self, name: str) -> None:
+        """As `CallLoop.take_back`."""
+        self._out.append(as_bytes(TakeBack(name)))
+
+    def bring_part(self, name: str, data: bytes) -> None:
+        """As `CallLoop.bring_part`."""
+        self._out.append(as_bytes(PartCame(name, data)))
+
+    def end_promise(self, name: str, state: str) -> None:
+        """As `CallLoop.end_promise`."""
+        self._out.append(as_bytes(PromiseEnded(name, state)))
 
     # --- questions --------------------------------------------------------------------------------
 
