@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_jax.api.completions import Completion, Job, Update
+from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.calls import Call
 from hybrid_jax.api.threads.commands import CommandLoop
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 class CallLoop(CommandLoop):
     """Has calls computed by one engine. Only `give`, `later`, `now` and the properties are for other threads.
 
+    Args:
+        record: called in the thread with each prompt that has ended, or was given up after its first token. It must not
+            hold a reference to the `LLM`, which could then never be dropped.
+
     Attributes:
         where: the engine is, in words, if it is not in this process.
         on_end: called in the thread when it ends, with the reason, before its calls are told.
@@ -27,8 +33,9 @@ class CallLoop(CommandLoop):
 
     where = ""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[[Job], None]) -> None:
         super().__init__()
+        self._record = record
         self.on_end: Callable[[BaseException], None] = lambda error: None
 
     @property
@@ -39,6 +46,10 @@ class CallLoop(CommandLoop):
     @abstractmethod
     def compile_seconds(self) -> float:
         """Seconds of compiling so far; any thread may ask, also after the end."""
+
+    @abstractmethod
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory in use so far, as far as it is known."""
 
     @abstractmethod
     def run(self) -> None:
@@ -53,12 +64,60 @@ class CallLoop(CommandLoop):
         """Begins calls, before the engine's next turn."""
 
     @abstractmethod
-    def end_call(self, call: Call, error: BaseException | None = None) -> None:
-        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
+    def _withdraw(self, call: Call) -> bool:
+        """Has the engine end what it computes for a call; returns whether it had the call."""
 
-    @abstractmethod
+    def end_call(
+        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
+    ) -> None:
+        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
+        if call.over:
+            return
+        self._withdraw(call)
+        for job in call.jobs:
+            self._give_up(call, job)
+        if error is None:
+            call.over = True
+        else:
+            call.fail(error, engine_failed=engine_failed)
+
     def give_back(self, call: Call) -> None:
         """Gives a call back whose prompts have no tokens yet, by `Call.given_back`; tells `Call.kept` of any other."""
+        if not call.is_untouched or not self._withdraw(call):
+            call.kept()
+            return
+        call.over = True
+        call.given_back()
+
+    def _give_up(self, call: Call, job: Job) -> None:
+        """Nobody waits for a prompt any more, which may have ended already."""
+        if job.first_token_time is not None and job.num_unfinished and job.error is None:
+            self._record(job)
+        call.ended(job)
+
+    def _take(
+        self,
+        call: Call,
+        job: Job,
+        completion: Completion,
+        deltas: list[Delta],
+        now: float,
+        update: Update | None = None,
+    ) -> None:
+        """Hands on what is new about a completion; the last two arguments are those of `Job.take`."""
+        is_first = job.first_token_time is None
+        delta = job.take(completion, now, self, streamed=call.streams, update=update)
+        call.took(job, completion)
+        if is_first and job.first_token_time is not None:
+            call.began(job)
+        if delta is not None:
+            deltas.append(delta)
+
+    def _finish(self, call: Call, job: Job) -> None:
+        """A prompt has ended as it should."""
+        call.num_finished += 1
+        self._record(job)
+        call.ended(job)
 
     @abstractmethod
     def compute_prefix(

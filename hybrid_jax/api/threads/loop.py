@@ -26,16 +26,15 @@ class Loop(CallLoop):
 
     Args:
         engine: used only by the thread from now on.
-        record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
-            reference to the `LLM`, which could then never be dropped.
+        record: as in `CallLoop`.
         quiet: what is compiled is said in a bar only.
     """
 
     def __init__(
         self, engine: Engine, *, record: Callable[[Job], None], quiet: bool = False
     ) -> None:
-        super().__init__()
-        self.engine, self._record, self._quiet = engine, record, quiet
+        super().__init__(record)
+        self.engine, self._quiet = engine, quiet
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
         # Requests that the engine may still hold, but nobody waits for.
@@ -55,6 +54,10 @@ class Loop(CallLoop):
     def compile_seconds(self) -> float:
         """As `CallLoop.compile_seconds`."""
         return self.engine.compile_seconds()
+
+    def peak_memory_bytes(self) -> int | None:
+        """As `CallLoop.peak_memory_bytes`."""
+        return self.engine.peak_memory_bytes()
 
     def later(
         self, call: Callable[[Loop], Answer], tell: Callable[[Any, BaseException | None], object]
@@ -172,13 +175,7 @@ class Loop(CallLoop):
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
     ) -> None:
-        is_first = job.first_token_time is None
-        delta = job.take(completion, now, self.engine, streamed=call.streams)
-        call.took(job, completion)
-        if is_first and job.first_token_time is not None:
-            call.began(job)
-        if delta is not None:
-            deltas.append(delta)
+        self._take(call, job, completion, deltas, now)
         if completion.finish_reason is None:
             return
         request = completion.request
@@ -187,27 +184,23 @@ class Loop(CallLoop):
         if request.output.finish_reason is None:
             self._leaving.add(request.request_id)
         if job.finished:
-            call.num_finished += 1
-            self._record(job)
-            call.ended(job)
+            self._finish(call, job)
 
     def _fail_prompt(self, call: Call, job: Job, error: BaseException) -> None:
         """Ends a prompt with an error. That concerns its call, unless that keeps errors, and no other call."""
         if not call.keeps_errors:
             self.end_call(call, error)
             return
-        self._let_leave(call, job)
+        self._let_leave(job)
+        self._give_up(call, job)
         job.error = error
         call.num_finished += 1
 
-    def _let_leave(self, call: Call, job: Job) -> None:
+    def _let_leave(self, job: Job) -> None:
         """Has the engine end what it still computes for a prompt that nobody waits for."""
         for completion in job.completions:
             if self._live.pop(completion.request.request_id, None) is not None:
                 self._leaving.add(completion.request.request_id)
-        if job.first_token_time is not None and job.num_unfinished and job.error is None:
-            self._record(job)
-        call.ended(job)
 
     def _tell(self, call: Call, deltas: list[Delta]) -> None:
         if call.num_finished == len(call.jobs):
@@ -282,19 +275,6 @@ class Loop(CallLoop):
                     raise own from error
                 self._fail_prompt(call, job, own)
 
-    def give_back(self, call: Call) -> None:
-        """As `CallLoop.give_back`."""
-        if call not in self._calls or not call.is_untouched:
-            call.kept()
-            return
-        del self._calls[call]
-        for job in call.jobs:
-            for completion in job.completions:
-                del self._live[completion.request.request_id]
-                self._leaving.add(completion.request.request_id)
-        call.over = True
-        call.given_back()
-
     def compute_prefix(
         self, request: Request, promise: str, told: Callable[[BaseException | None], object]
     ) -> None:
@@ -319,19 +299,13 @@ class Loop(CallLoop):
             self._leaving.add(request_id)
             told()
 
-    def end_call(
-        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
-    ) -> None:
-        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
-        if call.over:
-            return
+    def _withdraw(self, call: Call) -> bool:
+        """As `CallLoop._withdraw`."""
+        had = call in self._calls
         self._calls.pop(call, None)
         for job in call.jobs:
-            self._let_leave(call, job)
-        if error is None:
-            call.over = True
-        else:
-            call.fail(error, engine_failed=engine_failed)
+            self._let_leave(job)
+        return had
 
     def settle(self) -> None:
         """As `EngineThread.settle`."""

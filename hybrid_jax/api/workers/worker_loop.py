@@ -55,7 +55,7 @@ class WorkerLoop(CallLoop):
     Args:
         link, frames: to the process, which has sent its `Ready`.
         ready: that message.
-        record: as in `Loop`.
+        record: as in `CallLoop`.
 
     Attributes:
         tell_cache: takes what is new about the engine's cache, in the thread.
@@ -64,8 +64,8 @@ class WorkerLoop(CallLoop):
     def __init__(
         self, link: Link, frames: Frames, ready: Ready, record: Callable[[Job], None]
     ) -> None:
-        super().__init__()
-        self._link, self._frames, self._ready, self._record = link, frames, ready, record
+        super().__init__(record)
+        self._link, self._frames, self._ready = link, frames, ready
         self.where = link.where
         self.tell_cache: Callable[[News], object] = lambda news: None
         self._out: list[bytes] = []  # to send after the commands that are there
@@ -204,21 +204,13 @@ class WorkerLoop(CallLoop):
         now, deltas = time.perf_counter(), list[Delta]()
         for place, sample, update in told.updates:
             job = call.jobs[place]
-            is_first = job.first_token_time is None
             completion = job.completions[sample]
-            delta = job.take(completion, now, self, streamed=call.streams, update=update)
-            call.took(job, completion)
-            if is_first and job.first_token_time is not None:
-                call.began(job)
-            if delta is not None:
-                deltas.append(delta)
+            self._take(call, job, completion, deltas, now, update)
             if completion.finish_reason is not None and job.finished:
-                call.num_finished += 1
-                self._record(job)
-                call.ended(job)
+                self._finish(call, job)
         for place, error in told.failed:
             job = call.jobs[place]
-            self._let_leave(call, job)
+            self._give_up(call, job)
             job.error = error
             call.num_finished += 1
         if told.error is not None:
@@ -230,11 +222,6 @@ class WorkerLoop(CallLoop):
             self.end_call(call)
         if call.over:
             self._forget(call)
-
-    def _let_leave(self, call: Call, job: Job) -> None:
-        if job.first_token_time is not None and job.num_unfinished and job.error is None:
-            self._record(job)
-        call.ended(job)
 
     def _forget(self, call: Call) -> int | None:
         number = self._numbers.pop(call, None)
@@ -257,30 +244,12 @@ class WorkerLoop(CallLoop):
                 continue
             self._numbers[call], self._calls[number] = number, call
 
-    def end_call(
-        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
-    ) -> None:
-        """Ends a call here, and tells the worker."""
-        if call.over:
-            return
-        if (number := self._forget(call)) is not None:
-            self._out.append(as_bytes(Leave(number)))
-        for job in call.jobs:
-            self._let_leave(call, job)
-        if error is None:
-            call.over = True
-        else:
-            call.fail(error, engine_failed=engine_failed)
-
-    def give_back(self, call: Call) -> None:
-        """As `CallLoop.give_back`. What the worker tells of it from now on is not heard."""
-        if call not in self._numbers or not call.is_untouched:
-            call.kept()
-            return
-        self._out.append(as_bytes(Leave(self._numbers[call])))
-        self._forget(call)
-        call.over = True
-        call.given_back()
+    def _withdraw(self, call: Call) -> bool:
+        """As `CallLoop._withdraw`. What the worker tells of the call from now on is not heard."""
+        if (number := self._forget(call)) is None:
+            return False
+        self._out.append(as_bytes(Leave(number)))
+        return True
 
     # --- hand-overs -------------------------------------------------------------------------------
 
