@@ -23,7 +23,8 @@ from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.engine_thread import EngineThread, wait_for_dropped
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
-from hybrid_jax.api.threads.replicas import Replicas, prefill_of, router_of
+from hybrid_jax.api.threads.prefill_side import PrefillSide
+from hybrid_jax.api.threads.replicas import Replicas, routers_here
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.backend import interpreted
@@ -75,8 +76,15 @@ class Started(NamedTuple):
         loops = [Loop(engine, record=record, quiet=quiet) for engine in self.engines]
         if len(loops) == 1:
             return EngineThread(loops[0])
-        prefill = prefill_of(self.engines, self.hand_over)
-        return Replicas(loops, router=router_of(self.engines), prefill=prefill)
+        routers, prefill = routers_here(self.engines), None
+        if self.hand_over is not None:
+            prefill = PrefillSide(
+                self.hand_over,
+                routers["prefill"],
+                grain=max(engine.geometry.grain for engine in self.engines),
+                chunk=self.engine_config.prefill_tokens,
+            )
+        return Replicas(loops, routers=routers, prefill=prefill)
 
 
 # Makes one end of a hand-over, of an engine's geometry and form.

@@ -20,7 +20,7 @@ from hybrid_jax.api.threads.calls import Call, News
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.questions import named
-from hybrid_jax.api.threads.replicas import costs_of
+from hybrid_jax.api.threads.replicas import costs_of, tell_cache
 from hybrid_jax.api.workers.link import Frames, Link, as_bytes, portable
 from hybrid_jax.api.workers.messages import (
     Answered,
@@ -46,7 +46,6 @@ from hybrid_jax.api.workers.messages import (
     Told,
 )
 from hybrid_jax.api.workers.starting import ROOT
-from hybrid_jax.cluster.watch import TreeWatcher
 from hybrid_jax.process.ending import pool_of_threads
 from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
 from hybrid_jax.tiers.part_file import Damaged, Part, part_of_bytes, part_to_bytes
@@ -225,9 +224,7 @@ class Worker:
         engine, costs = loop.engine, costs_of(loop.engine)
         self._compile_seconds = loop.compile_seconds
         loop.on_end = lambda error: self._say(Ended(portable(error)))
-        tell = lambda news: self._say(Cached(news))
-        has_state = engine.geometry.has_state
-        engine.watch_cache(TreeWatcher(costs.grain, needs_slots=has_state, tell=tell))
+        tell_cache(engine, lambda news: self._say(Cached(news)))
         return Ready(
             facts=loop.facts,
             costs=costs,

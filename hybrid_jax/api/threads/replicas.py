@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,9 @@ from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.cluster.router import ReplicaCosts, Router
-from hybrid_jax.cluster.watch import TreeWatcher
+from hybrid_jax.cluster.watch import News, TreeWatcher
 from hybrid_jax.costs import CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE, frame_costs
-from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
+from hybrid_jax.tiers.hand_over import Receiver, Sender
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -42,7 +42,7 @@ class Replicas(Front):
 
     Args:
         loops: one for each replica, with the same model and settings.
-        router: decides; as many replicas as there are engines.
+        routers: as `routers_of` makes them.
         prefill: has prompts computed by the engines that the router never chooses; None if there are none.
         revive: as in `Dispatcher`.
     """
@@ -51,10 +51,11 @@ class Replicas(Front):
         self,
         loops: Sequence[CallLoop],
         *,
-        router: Router,
+        routers: Mapping[str, Router],
         prefill: PrefillSide | None = None,
         revive: Callable[[int], CallLoop] | None = None,
     ) -> None:
+        [router] = (router for side, router in routers.items() if side != "prefill")
         self._dispatcher = dispatcher = Dispatcher(router, prefill, revive)
         self._where = loops[0].where
         self._prefill = set(range(len(loops))) - set(router.present)
@@ -224,45 +225,45 @@ class Replicas(Front):
             self._thread.join()
 
 
-def router_of(engines: Sequence[Engine]) -> Router:
-    """A router over engines that go on from prompts, and their caches tell it what they have. No engine may run yet."""
-    senders = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Sender)]
-    model = costs_of(engines[-1])
-    return _router(engines, costs_to_move(model) if senders else model, senders)
+def routers_of(model: ReplicaCosts, sides: Sequence[str]) -> dict[str, Router]:
+    """A router for each side, which chooses none of the replicas of the other one.
+
+    Args:
+        model: of all replicas, which are alike.
+        sides: of each: "prefill" if it only computes prompts for others, "decode" if it goes on from them, and "".
+    """
+    routers = {}
+    for side in dict.fromkeys(sides):
+        router = Router(len(sides), _costs_to_move(model) if side == "decode" else model)
+        for replica, other in enumerate(sides):
+            if other != side:
+                router.leave(replica)
+        routers[side] = router
+    return routers
 
 
-def costs_to_move(model: ReplicaCosts) -> ReplicaCosts:
+def routers_here(engines: Sequence[Engine]) -> dict[str, Router]:
+    """As `routers_of`, and the engines' caches tell them what they have. No engine may run yet."""
+    ends: dict[type, str] = {Sender: "prefill", Receiver: "decode"}
+    sides = [ends.get(type(engine.disk), "") for engine in engines]
+    routers = routers_of(costs_of(engines[0]), sides)
+    for replica, engine in enumerate(engines):
+        tell_cache(engine, functools.partial(routers[sides[replica]].tell, replica))
+    return routers
+
+
+def tell_cache(engine: Engine, tell: Callable[[News], object]) -> None:
+    """Has somebody told what an engine's cache can resume from, now and whenever that changes."""
+    geometry = engine.geometry
+    engine.watch_cache(TreeWatcher(geometry.grain, needs_slots=geometry.has_state, tell=tell))
+
+
+def _costs_to_move(model: ReplicaCosts) -> ReplicaCosts:
     """What a prompt costs a replica for which it is computed elsewhere: the time to write what the replica lacks."""
     moved = model.costs.kv_bytes * model.flops_per_loaded_byte[0]
     # A model without keys and values has a state to move, whatever the length: tokens only tell prompts apart.
     costs = replace(model.costs, flops_per_token=max(1.0, moved), flops_per_key=0, windows=())
     return replace(model, costs=costs)
-
-
-def prefill_of(engines: Sequence[Engine], hand_over: HandOver | None) -> PrefillSide | None:
-    """What has prompts computed by those engines that hand them over; None if there are none."""
-    if hand_over is None:
-        return None
-    receivers = [n for n, engine in enumerate(engines) if isinstance(engine.disk, Receiver)]
-    return PrefillSide(
-        hand_over,
-        _router(engines, costs_of(engines[0]), receivers),
-        grain=max(engine.geometry.grain for engine in engines),
-        chunk=engines[0].engine_config.prefill_tokens,
-    )
-
-
-def _router(engines: Sequence[Engine], model: ReplicaCosts, others: Sequence[int]) -> Router:
-    """A router over engines that are alike, which chooses none of some others."""
-    router = Router(len(engines), model)
-    for replica, engine in enumerate(engines):
-        if replica in others:
-            router.leave(replica)
-            continue
-        tell = functools.partial(router.tell, replica)
-        has_state = engine.geometry.has_state
-        engine.watch_cache(TreeWatcher(model.grain, needs_slots=has_state, tell=tell))
-    return router
 
 
 def costs_of(engine: Engine) -> ReplicaCosts:

@@ -15,12 +15,11 @@ from hybrid_jax.api.completions import Job
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
-from hybrid_jax.api.threads.replicas import Replicas, costs_to_move
+from hybrid_jax.api.threads.replicas import Replicas, routers_of
 from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
 from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
 from hybrid_jax.api.workers.process import start_process
 from hybrid_jax.api.workers.worker_loop import WorkerLoop
-from hybrid_jax.cluster.router import Router
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.checks import is_integer
 from hybrid_jax.config.mesh import read_mesh
@@ -84,15 +83,11 @@ class Workers:
     def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
         """What runs calls on them."""
         sides = [worker.link.side for worker in self.all_]
-        costs, prefill = self._first.costs, None
-        router = Router(len(sides), costs_to_move(costs) if "prefill" in sides else costs)
-        routers, hand_over = dict.fromkeys(("", "decode"), router), None
-        if "prefill" in sides:
+        costs, prefill, hand_over = self._first.costs, None, None
+        routers = routers_of(costs, sides)
+        if "prefill" in routers:
             forwarding = Forwarding()
             hand_over = HandOver(ROOT, came=forwarding.came, ended=forwarding.ended)
-            routers["prefill"] = Router(len(sides), costs)
-            for replica, side in enumerate(sides):
-                routers["prefill" if side == "decode" else "decode"].leave(replica)
             prefill = PrefillSide(
                 hand_over,
                 routers["prefill"],
@@ -111,7 +106,7 @@ class Workers:
             return loop_of(replica, self._another(replica))
 
         loops = [loop_of(replica, worker) for replica, worker in enumerate(self.all_)]
-        return Replicas(loops, router=router, prefill=prefill, revive=revive)
+        return Replicas(loops, routers=routers, prefill=prefill, revive=revive)
 
     def _another(self, number: int) -> Worker:
         """A worker in the place of one that has ended.

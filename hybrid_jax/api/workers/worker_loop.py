@@ -18,6 +18,7 @@ from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import CLOSED, Call
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.prefill_side import FILE
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
 from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
 from hybrid_jax.api.workers.messages import (
@@ -177,7 +178,7 @@ class WorkerLoop(CallLoop):
                 case PartCame():
                     if self.hand_over is not None:
                         file = np.frombuffer(message.data, np.uint8)
-                        part = Part(marks={}, arrays={"file": file})
+                        part = Part(marks={}, arrays={FILE: file})
                         self.hand_over.folder.put(message.name, part)
                 case PromiseEnded():
                     if self.hand_over is not None:
