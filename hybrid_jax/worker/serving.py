@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -187,22 +187,24 @@ class Worker:
 
     def run(self) -> None:
         """Makes the `LLM` and serves."""
-        try:
-            [start] = self._frames.unpack(self._link.receive())
+        with ExitStack() as ends:
+            ends.callback(self._asking.shutdown, wait=False)
             try:
-                ready = self._start(start)
-            except BaseException as error:
-                self._link.send(self._frames.pack([as_bytes(NotStarted(portable(error)))]))
-                return
-            with self._llm:
+                [start] = self._frames.unpack(self._link.receive())
+                try:
+                    ready = self._start(start)
+                except BaseException as error:
+                    self._link.send(self._frames.pack([as_bytes(NotStarted(portable(error)))]))
+                    return
                 self._link.send(self._frames.pack([as_bytes(ready)]))
                 sender = threading.Thread(target=self._send, name="hybrid_jax-send", daemon=True)
                 sender.start()
+                ends.callback(sender.join)
+                ends.callback(self._out.put, None)
+                ends.enter_context(self._llm)  # which ends first, and may say so
                 self._serve()
-            self._out.put(None)
-            sender.join()
-        except (EOFError, OSError):
-            self._left()  # the caller has ended
+            except (EOFError, OSError):
+                self._left()  # the caller has ended
 
     def _start(self, start: Start) -> Ready:
         """Makes the `LLM`, and has its cache and its end told of."""

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -558,19 +559,26 @@ def test_calls_that_run_end_when_the_llm_is_closed(make):
     assert errors == ["LLM: this object was closed; make a new one"] * 4
 
 
-@pytest.mark.parametrize("failed", ["nothing", "a replica", "a stream is left"])
-def test_an_llm_that_nobody_holds_ends_its_threads(make, failed):
+@pytest.mark.parametrize("failed", ["nothing", "a replica", "a stream is left", "it is closed"])
+def test_an_llm_that_nobody_holds_ends_its_threads_and_is_forgotten(make, failed):
     before = own_threads()
     llm = make(3)
     llm.generate(PROMPTS, GREEDY)
+    held = [weakref.ref(thread._loop) for thread in llm._thread._dispatcher.threads]
+    held.append(weakref.ref(llm._thread._dispatcher))
     if failed == "a replica":
         engines_of(llm)[1].broken = True
         llm.generate(PROMPTS, GREEDY)
     if failed == "a stream is left":
         next(llm.stream(PROMPTS, LONG))
+    if failed == "it is closed":
+        llm.close()
     del llm
     gc.collect()
     wait_until(lambda: not own_threads() - before)
+    for _ in range(2):  # a thread that is dropped lets its loop go
+        gc.collect()
+    assert [kept for kept in (reference() for reference in held) if kept is not None] == []
 
 
 @pytest.mark.parametrize("make", ["engines here"], indirect=True)

@@ -205,6 +205,7 @@ def links_of(llm):
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_that_ended_is_started_again(make, count, caplog):
     """As often as `MAX_STARTS` says. Meanwhile its prompts go on elsewhere, or wait for it where there is no other."""
+    others = set(threading.enumerate())
     llm, links = make(count, again=True)
     for kill in range(dispatcher.MAX_STARTS + 1):
         before = links_of(llm)
@@ -223,6 +224,7 @@ def test_a_worker_that_ended_is_started_again(make, count, caplog):
     assert caplog.text.count("it is started again") == dispatcher.MAX_STARTS
     assert caplog.text.count("it is left out") == 1 and "replica 0 is there again" in caplog.text
     llm.close()
+    wait_until(lambda: not set(threading.enumerate()) - others)  # of workers that were killed, too
 
 
 def test_a_prompt_that_ends_workers_does_not_end_them_for_good(make, one):

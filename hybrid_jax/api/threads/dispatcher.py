@@ -411,7 +411,10 @@ class Dispatcher(CommandLoop):
         """A replica is there again, or could not be started."""
         self.reviving -= {replica}
         if loop is None:
-            LOG.warning("replica %d could not be started again: %s; it is left out", replica, error)
+            # As text: an error leads to all that was there when it was raised, and handlers may keep what they get.
+            LOG.warning(
+                "replica %d could not be started again: %s; it is left out", replica, str(error)
+            )
         else:
             self.add(replica, loop)
             if self.prefill is None or not self.prefill.back(replica):

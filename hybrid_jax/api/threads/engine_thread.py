@@ -35,7 +35,8 @@ class EngineThread(Front):
     The thread ends with `close`, with this object, or with the program.
 
     Args:
-        loop: what the thread runs. It must not hold a reference to this object, which could then never be dropped.
+        loop: what the thread runs. If it leads to this object, as that of one of several replicas does, whoever drops
+            this object must call `close` first, because the thread holds the loop while it runs.
     """
 
     def __init__(self, loop: CallLoop) -> None:
@@ -45,8 +46,9 @@ class EngineThread(Front):
         self._loop = loop
         self._thread = threading.Thread(target=loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
-        # The garbage collector may drop this object in any thread, so that must not wait.
-        weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
+        # The garbage collector may drop this object in any thread, so that must not wait. Only the thread may hold the
+        # loop, while it runs: a loop, or the error that ended it, may lead to this object.
+        weakref.finalize(self, _drop, weakref.ref(self._loop), self._thread).atexit = False
         # What is registered later runs earlier: before jax closes its devices.
         self._loop.at_exit = functools.partial(_join_at_exit, self._loop, self._thread)
         atexit.register(self._loop.at_exit)
@@ -172,7 +174,7 @@ class EngineThread(Front):
         if os.getpid() != self._pid:
             return
         if not wait:
-            _drop(self._loop, self._thread)
+            _drop(weakref.ref(self._loop), self._thread)
             return
         self.stop()
         if not self.is_own_thread:
@@ -202,10 +204,11 @@ def _join_at_exit(loop: CallLoop, thread: threading.Thread) -> None:
     wait_for([thread])
 
 
-def _drop(loop: CallLoop, thread: threading.Thread) -> None:
+def _drop(loop: weakref.ref[CallLoop], thread: threading.Thread) -> None:
     """Has the thread of a dropped object end soon."""
     _ending.add(thread)
-    loop.stop()
+    if (running := loop()) is not None:
+        running.stop()
 
 
 def wait_for_dropped(timeout: float) -> None:
