@@ -23,6 +23,7 @@ from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.engine_thread import EngineThread, wait_for_dropped
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.loop_of_hosts import LoopOfHosts
 from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.api.threads.replicas import Replicas, routers_here
 from hybrid_jax.byte_sizes import format_size
@@ -35,6 +36,7 @@ from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, first_devices, held_bytes, this_device
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.mesh.hosts import Hosts, hosts_of
 from hybrid_jax.mesh.shards import Placing
 from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.process.own_settings import own_settings
@@ -73,7 +75,7 @@ class Started(NamedTuple):
 
     def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
         """What runs calls on the engines. The arguments are those of `Loop`."""
-        loops = [Loop(engine, record=record, quiet=quiet) for engine in self.engines]
+        loops = [_loop(engine, record=record, quiet=quiet) for engine in self.engines]
         if len(loops) == 1:
             return EngineThread(loops[0])
         routers, prefill = routers_here(self.engines), None
@@ -85,6 +87,12 @@ class Started(NamedTuple):
                 chunk=self.engine_config.prefill_tokens,
             )
         return Replicas(loops, routers=routers, prefill=prefill)
+
+
+def _loop(engine: Engine, *, record: Callable[[Job], None], quiet: bool) -> Loop:
+    if engine.hosts is None:
+        return Loop(engine, record=record, quiet=quiet)
+    return LoopOfHosts(engine, engine.hosts, record=record, quiet=quiet)
 
 
 # Makes one end of a hand-over, of an engine's geometry and form.
@@ -123,12 +131,13 @@ def start_folder(
         _check_sides(settings)
     opened = open_with_drafter(folder, settings.get("speculation"))
     stored_dtype, replicas = opened.config.dtype, _replicas(opened.config, settings, mesh)
+    hosts = _hosts(replicas, settings)
     with _on(replicas[0]):
         device = first_device()
         dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
         wait_for_dropped(SECONDS_FOR_DROPPED)
         engine_config = choose_engine_config(
-            opened.config, settings, dtype=dtype, sharing=sharing * len(replicas)
+            opened.config, settings, dtype=dtype, sharing=sharing * len(replicas), hosts=hosts
         )
         programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
@@ -152,6 +161,7 @@ def start_folder(
         prefill,
         sharing=sharing * len(replicas),
         side=side,
+        hosts=hosts,
     )
 
 
@@ -172,6 +182,7 @@ def start_params(
         As `LLM`.
     """
     replicas = _replicas(config, settings, mesh)
+    hosts = _hosts(replicas, settings)
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
     second = open_second(config, settings.get("speculation"))
@@ -186,12 +197,25 @@ def start_params(
     with _on(replicas[0]):
         programs = enable_compile_cache(device=first_device())
         engine_config = choose_engine_config(
-            config, settings, dtype=dtype, params=loaded[0], sharing=len(replicas)
+            config,
+            settings,
+            dtype=dtype,
+            params=loaded[0],
+            sharing=len(replicas),
+            hosts=hosts,
         )
     config = with_end_token(config, tokenizer)
     prefill = read_mesh(mesh).prefill
     return _started(
-        config, loaded, engine_config, programs, dtype, replicas, prefill, sharing=len(replicas)
+        config,
+        loaded,
+        engine_config,
+        programs,
+        dtype,
+        replicas,
+        prefill,
+        sharing=len(replicas),
+        hosts=hosts,
     )
 
 
@@ -210,6 +234,28 @@ def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> li
     return [None] if shape.num_devices == 1 else [*first_devices(shape)]
 
 
+def _hosts(replicas: Sequence[Devices], settings: Mapping[str, Any]) -> Hosts | None:
+    """The processes that run the model together; None for this one alone.
+
+    Raises:
+        ValueError: as `hosts_of`; or what is asked for has no form for several processes.
+    """
+    used = [device for devices in replicas for device in devices or ()]
+    if (hosts := hosts_of(used)) is None:
+        return None
+    if len(replicas) > 1:
+        raise ValueError(
+            f"LLM: a mesh over several processes is one model, as in mesh='tp={jax.device_count()}', got "
+            f"{len(replicas)} replicas; make an LLM in each process, and give each its own prompts"
+        )
+    for name in ("cache_dir", "host_memory"):
+        if settings.get(name):
+            raise ValueError(
+                f"LLM: {name} has no form for a model over several processes yet; leave it out, got {settings[name]!r}"
+            )
+    return hosts
+
+
 def _check_sides(settings: Mapping[str, Any]) -> None:
     """ValueError for settings that do not go with replicas that compute prompts for others."""
     cache = settings.get("cache")
@@ -225,8 +271,12 @@ def _check_sides(settings: Mapping[str, Any]) -> None:
 
 
 def _on(devices: Devices) -> AbstractContextManager[None]:
-    """Has jax put arrays on the first device of a replica."""
-    return nullcontext() if devices is None else own_settings(jax_default_device=devices[0])
+    """Has jax put arrays on the first device of a replica, of those that this process has."""
+    if devices is None:
+        return nullcontext()
+    here = jax.process_index()
+    first = next(device for device in devices if device.process_index == here)
+    return own_settings(jax_default_device=first)
 
 
 def _nth_of(
@@ -266,6 +316,7 @@ def _started(
     *,
     sharing: int,
     side: Side | None = None,
+    hosts: Hosts | None = None,
 ) -> Started:
     if jax.config.values.get(
         UNOPTIMIZED
@@ -288,6 +339,7 @@ def _started(
                     devices,
                     sharing=sharing,
                     side=side,
+                    hosts=hosts,
                 )
                 engines.append(engine)
     except BaseException:
@@ -310,11 +362,14 @@ def _engine(
     *,
     sharing: int,
     side: Side | None,
+    hosts: Hosts | None,
 ) -> Engine:
     device, divide = first_device(), devices if engine_config.tp > 1 else None
     with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-        store = open_store(programs, device, divide or ())
-        return Engine(config, params, engine_config, store, divide, sharing=sharing, side=side)
+        store = None if hosts is not None else open_store(programs, device, divide or ())
+        return Engine(
+            config, params, engine_config, store, divide, sharing=sharing, side=side, hosts=hosts
+        )
 
 
 def choose_engine_config(
@@ -324,6 +379,7 @@ def choose_engine_config(
     dtype: str,
     params: Any = None,
     sharing: int = 1,
+    hosts: Hosts | None = None,
 ) -> EngineConfig:
     """An engine's settings on this device. Refuses a model that does not fit its memory, before anything is allocated.
 
@@ -333,6 +389,7 @@ def choose_engine_config(
         dtype: of the weights.
         params: the weights if they are in memory already; None for those that are about to be read.
         sharing: engines that share the memory of a host.
+        hosts: as in `Engine`.
 
     Raises:
         ValueError: as `require_room` and `split_memory`.
@@ -340,7 +397,7 @@ def choose_engine_config(
     shards = options.get("tp", 1)
     model = shard_config(drafting_model(model, options.get("speculation")), shards)
     held = None if params is None or shards > 1 else held_bytes(params)
-    device = this_device(held=held or 0, shards=shards * sharing)
+    device = this_device(held=held or 0, shards=shards * sharing, hosts=hosts)
     choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
     engine = choose({})
     require_room(find_room(model, engine, device, held=held, choose=choose))

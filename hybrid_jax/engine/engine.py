@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybrid_jax import __version__
 from hybrid_jax.cache.tree.node import ARENA
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.cache.tree.span_tree import Watcher
@@ -38,6 +40,7 @@ from hybrid_jax.engine.this_device import (
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.engine.tiers.prompt_clock import PromptClock
 from hybrid_jax.geometry import Geometry, make_geometry
+from hybrid_jax.mesh.hosts import Hosts
 from hybrid_jax.mesh.joins import divided_form
 from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.process.own_settings import own_settings
@@ -69,9 +72,11 @@ class Engine:
         side: in place of a tier on disk, the end of what goes to another engine, or comes from it: makes it of the
             engine's geometry and form.
         sharing: engines that share the memory of a host: this one and its replicas.
+        hosts: the processes that these devices belong to; None if that is this process alone.
 
     Attributes:
         shards: these devices; None for one.
+        hosts: as given.
         listed: what `warm_ups` returned last, by (logprobs, adjusts).
 
     Raises:
@@ -87,7 +92,9 @@ class Engine:
         devices: Sequence[jax.Device] | None = None,
         side: Callable[[Geometry, Form], Disk] | None = None,
         sharing: int = 1,
+        hosts: Hosts | None = None,
     ) -> None:
+        self.hosts = hosts
         config = drafting_model(config, engine_config.speculation)
         self.config, self.engine_config = config, engine_config
         self.shards = self._divide(devices)
@@ -95,7 +102,7 @@ class Engine:
             config, params = self.shards.local, self.shards.place(params)
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
-        self.device = this_device(held=held, shards=engine_config.tp * sharing)
+        self.device = this_device(held=held, shards=engine_config.tp * sharing, hosts=hosts)
         self._place = place = device_of(params) if self.shards is None else self.shards.first
         kernels = choose_kernels(
             config, self.geometry, engine_config, as_device(place), place=place, store=store
@@ -123,6 +130,8 @@ class Engine:
             store=store,
             shards=self.shards,
         )
+        if hosts is not None:
+            hosts.agree(self._told_of(params))
         costs = model_costs(config, self.geometry)
         # Steps read checkpoints as rows have them.
         whole = model_costs(config, replace(self.geometry, narrow=None), whole=True)
@@ -148,6 +157,18 @@ class Engine:
         self._books_open = False
         self._watcher: Watcher | None = None
         self.listed: dict[tuple[bool, bool], list[WarmUp]] = {}
+
+    def _told_of(self, params: Any) -> str:
+        """What processes that run a model together must have alike, as checksums and sizes."""
+        alike = [leaf for leaf in jax.tree.leaves(params) if leaf.is_fully_replicated]
+        crc = 0
+        for leaf in alike:  # norms and the like; the rest of the weights is in parts
+            crc = zlib.crc32(np.asarray(leaf).tobytes(), crc)
+        return (
+            f"model [{zlib.crc32(repr(self.config).encode()):08x}], weights [{crc:08x}], "
+            f"settings [{zlib.crc32(repr(self.engine_config).encode()):08x}], {self.sizes.num_frames} frames, "
+            f"{self.sizes.max_model_len} tokens, hybrid_jax {__version__}, jax {jax.__version__}"
+        )
 
     def _divide(self, devices: Sequence[jax.Device] | None) -> Shards | None:
         count = self.engine_config.tp
@@ -259,7 +280,13 @@ class Engine:
             return reported
 
     def _dispatch(self, plan: Plan, missing: Sequence[tuple]) -> None:
-        """Dispatches a plan; `missing` is what the runner says of it."""
+        """Dispatches a plan; `missing` is what the runner says of it.
+
+        Raises:
+            HostsDiffer: another process has made another plan.
+        """
+        if self.hosts is not None:
+            self.hosts.agree(self.runner.told_of(plan))
         self._clock.dispatches(plan, compiles=bool(missing))
         self._pending.append(self.runner.execute(plan, missing))
 
@@ -331,9 +358,9 @@ class Engine:
         None means that a plan in flight must be received first, and that it can be asked for again after a turn.
 
         Raises:
-            ValueError: the cache is off. OSError: of the system.
+            ValueError: the cache is off, or the model is over several processes. OSError: of the system.
         """
-        self._require_cache()
+        self._require_prefixes()
         with self._books(unchanged_by=OSError):
             self._dispatch_next()
             tree, geometry = self.scheduler.memory.tree, self.geometry
@@ -356,10 +383,11 @@ class Engine:
         """Puts what `save_prefix` has written into the arena; returns its tokens.
 
         Raises:
-            ValueError: the cache is off; the file is damaged, or of another model; or there is no room.
+            ValueError: the cache is off, or the model is over several processes; the file is damaged, or of another
+                model; or there is no room.
             OSError: of the system.
         """
-        self._require_cache()
+        self._require_prefixes()
         geometry = self.geometry
         arrays = read_prefix(file, self.root, self.form).arrays
         tokens = arrays[TOKENS]
@@ -392,9 +420,11 @@ class Engine:
         except (ValueError, OSError):
             return 0
 
-    def _require_cache(self) -> None:
+    def _require_prefixes(self) -> None:
         if self.scheduler.memory.tree is None:
             raise ValueError("the cache is off; choose a policy for it")
+        if self.hosts is not None:
+            raise ValueError("a model over several processes cannot save or load a prefix yet")
 
     def _dispatch_next(self) -> None:
         """Dispatches a plan that was put off, or one that narrows: the tree has what they are still to write."""

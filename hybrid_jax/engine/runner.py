@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
 T = TypeVar("T")
+TOLD = 4  # requests of a dispatch that are named
 
 
 @dataclass
@@ -133,6 +135,33 @@ class Runner:
         self.host_frames = HostFrames(self.programs)
 
     # --- dispatch ---------------------------------------------------------------------------------
+
+    def told_of(self, plan: Plan) -> str:
+        """All that a plan would have the device do, as words and a checksum of its numbers."""
+        words, numbers, shape = [], [], None
+        for kind in self.kinds:
+            for rows in filter(None, kind.dispatches(plan)):
+                key = self.programs.serving.choose(
+                    kind, kind.bucket(rows, shape), kind.variant(rows), rows
+                )
+                shape = key.bucket
+                numbers.append(self._packed(kind, shape, key.variant, rows))
+                asked = ", ".join(row.request.request_id for row in rows[:TOLD])
+                more = f" and {len(rows) - TOLD} more" * (len(rows) > TOLD)
+                words.append(f"{key.kind} {shape}{key.variant.suffix} of {asked}{more}")
+        # What has come of the requests so far, which only the device knows while they run.
+        numbers += [np.array(sequence.tokens[-1:], np.int32) for sequence in plan.sequences]
+        for transfer in (*plan.saves, *plan.loads):
+            numbers += [transfer.arena, transfer.other]
+        for recast in (*plan.narrowed, *plan.widened):
+            numbers += [recast.source, recast.target]
+        for place, frames in plan.new_slots:
+            numbers += [np.array([place], np.int32), np.asarray(frames, np.int32)]
+        numbers.append(np.array(plan.moves, np.int32))
+        crc = 0
+        for array in numbers:
+            crc = zlib.crc32(array.tobytes(), zlib.crc32(str(array.shape).encode(), crc))
+        return f"{'; '.join(words) or 'nothing to compute'} [{crc:08x}]"
 
     def execute(self, plan: Plan, missing: Sequence[tuple]) -> Pending:
         """Dispatches a plan and returns at once. Each call rebinds the state in the same statement.
@@ -477,4 +506,4 @@ class Runner:
 
     def _everywhere(self, tree: T) -> T:
         """Arrays of the host, on all devices."""
-        return jax.device_put(tree, None if self._shards is None else self._shards.everywhere)
+        return jax.device_put(tree) if self._shards is None else self._shards.put_everywhere(tree)

@@ -10,10 +10,11 @@ import jax
 
 from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.machine import peak_resident_bytes
+from hybrid_jax.mesh.hosts import Hosts
 from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
 
-def this_device(*, held: int, shards: int = 1) -> Device:
+def this_device(*, held: int, shards: int = 1, hosts: Hosts | None = None) -> Device:
     """As `first_device`, with its memory as far as that is known.
 
     Args:
@@ -21,10 +22,16 @@ def this_device(*, held: int, shards: int = 1) -> Device:
             its memory.
         shards: devices that this model is divided over, and those of its replicas. Those of a host are one processor,
             and share its memory.
+        hosts: processes that run a model together; each then has the memory of the one that has least.
 
     Raises:
         ValueError: jax was told to run on something that it cannot use.
     """
+    found = _this_device(held, shards)
+    return found if hosts is None else replace(found, num_bytes=hosts.least(found.num_bytes))
+
+
+def _this_device(held: int, shards: int) -> Device:
     device = first_device()
     if device.platform == "cpu":
         found = host()
@@ -69,7 +76,7 @@ def first_device() -> jax.Device:
     claim_gpu()
     try:
         chosen = jax.config.jax_default_device  # a device, or the name of a platform
-        return chosen if isinstance(chosen, jax.Device) else jax.devices(chosen)[0]
+        return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
     except (AssertionError, RuntimeError) as error:  # jax 0.10 asserts
         wanted = jax.config.jax_platforms
         if not wanted:
@@ -88,11 +95,15 @@ def first_device() -> jax.Device:
 def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
     """The devices of each replica: `first_device`, and those after it.
 
+    Where this process has too few (`jax.distributed`), those of all processes are meant.
+
     Raises:
         ValueError: there are fewer.
     """
     first, count = first_device(), shape.num_devices
-    found = [device for device in jax.devices(first.platform) if device.id >= first.id]
+    found = [d for d in jax.local_devices(backend=first.platform) if d.id >= first.id]
+    if len(found) < count and jax.process_count() > 1:
+        found = jax.devices(first.platform)
     if len(found) < count:
         sizes = dict(part.split("=") for part in shape.words.split(","))
         parts = shape.words if shape.prefill else shape.words.replace(",", " x ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from hybrid_jax.mesh.split import Split, shard_config, splits
 from hybrid_jax.state import State
 
 EVERYWHERE = PartitionSpec()
+T = TypeVar("T")
 
 
 class Shards:
@@ -46,8 +47,16 @@ class Shards:
 
     @property
     def first(self) -> jax.Device:
-        """The first device."""
-        return self.mesh.devices.flat[0]
+        """The first device of this process."""
+        return self.mesh.local_devices[0]
+
+    def put_everywhere(self, tree: T) -> T:
+        """Arrays of the host, on all devices. Every process has the same."""
+        where = self.everywhere
+        if where.is_fully_addressable:
+            return jax.device_put(tree, where)
+        # `jax.device_put` would have the processes compare them.
+        return jax.tree.map(lambda leaf: _given(np.asarray(leaf), where), tree)
 
     @functools.cached_property
     def host_memory(self) -> NamedSharding | None:
@@ -76,7 +85,7 @@ class Shards:
         where = NamedSharding(self.mesh, along(split.axis))
         host, axis = np.asarray(weight), split.axis
         if axis is None:
-            return jax.device_put(host, where)
+            return self.put_everywhere(host)
         size = split.cut(host, 0).shape[axis]
         shape = (*host.shape[:axis], self.count * size, *host.shape[axis + 1 :])
 
@@ -106,7 +115,7 @@ class Shards:
             return jnp.zeros(shape, spec.dtype, device=NamedSharding(self.mesh, where))
 
         state = jax.tree.map(zeros, specs, of_state(specs))
-        stopped = jax.device_put(np.full(specs.tokens.shape, -1, np.int32), self.everywhere)
+        stopped = self.put_everywhere(np.full(specs.tokens.shape, -1, np.int32))
         return state.replace(tokens=stopped)
 
     # --- programs ---------------------------------------------------------------------------------
@@ -152,6 +161,10 @@ class Undivided:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = self._split.undivided(np.asarray(self._array))
         return whole if dtype is None else whole.astype(dtype)
+
+
+def _given(array: np.ndarray, where: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
 
 
 def _is_split(leaf: Any) -> bool:

@@ -53,8 +53,17 @@ class FakeEngine:
     own_settings = staticmethod(contextlib.nullcontext)
 
     def __init__(
-        self, config, params, engine_config, store=None, devices=None, sharing=1, side=None
+        self,
+        config,
+        params,
+        engine_config,
+        store=None,
+        devices=None,
+        sharing=1,
+        side=None,
+        hosts=None,
     ):
+        self.hosts = hosts
         self.config, self.engine_config = config, engine_config
         self.max_model_len = min(engine_config.max_model_len or self.max_len, self.max_len)
         self.longest_prompt = self.max_model_len

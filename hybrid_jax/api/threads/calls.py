@@ -7,6 +7,7 @@ which Python hands to the main thread, therefore ends a wait and never falls int
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,3 +129,12 @@ def own_error(error: BaseException) -> BaseException:
     except Exception:  # it cannot be made of its arguments alone
         return error
     return own.with_traceback(error.__traceback__) if type(own) is type(error) else error
+
+
+def about_calls(calls: Sequence[Call]) -> str:
+    """Calls in words, with a checksum of all that they ask for."""
+    jobs = [job for call in calls for job in call.jobs]
+    crc = 0
+    for job in jobs:
+        crc = zlib.crc32(repr((job.request_id, job.prompt.token_ids, job.params)).encode(), crc)
+    return f"a call with {len(jobs)} prompt{'s' * (len(jobs) != 1)} [{crc:08x}]"

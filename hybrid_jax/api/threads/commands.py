@@ -14,10 +14,16 @@ from queue import Empty, SimpleQueue
 
 @dataclass(frozen=True)
 class Command:
-    """What a loop should do between two turns. If it fails or the loop has ended, `cancel` is called."""
+    """What a loop should do between two turns. If it fails or the loop has ended, `cancel` is called.
+
+    Attributes:
+        about: what it is, in words, if it changes what the engine computes. Processes that run a model together do such
+            commands in the same order.
+    """
 
     do: Callable[[], object]
     cancel: Callable[[BaseException], object] = lambda error: None
+    about: Callable[[], str] | None = None
 
 
 class CommandLoop:

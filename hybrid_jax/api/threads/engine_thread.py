@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hybrid_jax.api.threads.call_loop import CallLoop
-from hybrid_jax.api.threads.calls import Call, own_error
+from hybrid_jax.api.threads.calls import Call, about_calls, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
@@ -93,7 +93,8 @@ class EngineThread(Front):
             for call in calls:
                 call.lost(error, engine_failed=False)
 
-        self._loop.give(Command(functools.partial(self._loop.start, calls), cancel))
+        start = functools.partial(self._loop.start, calls)
+        self._loop.give(Command(start, cancel, about=functools.partial(about_calls, calls)))
 
     def give_back(self, call: Call) -> None:
         """As `CallLoop.give_back`, soon. If the loop has ended, `Call.lost` tells."""
@@ -101,8 +102,9 @@ class EngineThread(Front):
 
     def leave(self, call: Call) -> None:
         """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""
-        if not call.over:
-            self._loop.give(Command(functools.partial(self._loop.end_call, call)))
+        if not call.over or self._loop.together:
+            end = functools.partial(self._loop.end_call, call)
+            self._loop.give(Command(end, about=lambda: "the end of a call"))
 
     def ask(self, question: Question[Answer], *args: Any) -> Answer:
         """Has the engine answer a question, between two turns unless that is not needed; see `api.questions`.

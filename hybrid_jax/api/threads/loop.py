@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ class Loop(CallLoop):
     ) -> None:
         """Has the thread make a call between two turns, and tell what it returned or raised."""
         do = lambda: tell(call(self), None)
-        self.give(Command(do, lambda error: tell(None, error)))
+        self.give(Command(do, lambda error: tell(None, error), about=about_call(call)))
 
     def now(self, question: Question[Answer], args: Sequence[Any]) -> Answer:
         """Answers at once, in whatever thread."""
@@ -86,7 +87,7 @@ class Loop(CallLoop):
         try:
             while True:
                 self._do_commands()
-                if self._stopping:
+                if self._is_over:
                     break
                 if self._goes_on:
                     self.turn()
@@ -102,6 +103,11 @@ class Loop(CallLoop):
         self._cancel_commands(error)
         self.engine.close()
         atexit.unregister(self.at_exit)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether to end now."""
+        return self._stopping
 
     @property
     def _goes_on(self) -> bool:
@@ -325,3 +331,19 @@ class Loop(CallLoop):
         if count is None or not any(call.has_shown_text for call in self._calls):
             kept = self.engine.keeps_programs
             show_compiling(what, count, kept=kept, quiet=self._quiet)
+
+
+def about_call(call: Callable[[Loop], Any]) -> Callable[[], str] | None:
+    """As `Command.about`, of what `Loop.later` has called."""
+    if call is Loop.turn:
+        return lambda: "a turn"
+    if isinstance(call, functools.partial) and call.func is Loop.now:
+        question, args = call.keywords["question"], call.keywords["args"]
+        if question.together:
+            return lambda: f"{question.name}{_short(args)}"
+    return None
+
+
+def _short(args: Sequence[Any]) -> str:
+    """Arguments of a question in words, each cut where it is long."""
+    return f"({', '.join(repr(arg)[:80] for arg in args)})"

@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +46,15 @@ class Question(Generic[Answer]):
         at_once: any thread may answer it, also while the engine computes. Others are answered between two turns.
         joined: makes one answer of those of several engines, which are all asked. None if one engine answers for all.
         weight: which one that is: the engine with the largest answer to this, the first of several. None for the first.
+        together: it changes what the engine computes, or has it compute something. Processes that run a model together
+            must all ask it.
     """
 
     answer: Callable[Concatenate[Engine, ...], Answer]
     at_once: bool = False
     joined: Callable[[Sequence[Answer]], Answer] | None = None
     weight: Question[int] | None = None
+    together: bool = False
 
     @property
     def name(self) -> str:
@@ -66,10 +70,10 @@ class Question(Generic[Answer]):
 
 
 def of_each(
-    joined: Callable[[Sequence[Any]], Any], *, at_once: bool = False
+    joined: Callable[[Sequence[Any]], Any], *, at_once: bool = False, together: bool = False
 ) -> Callable[[Callable[Concatenate[Engine, ...], Answer]], Question[Answer]]:
     """A question to every engine."""
-    return lambda answer: Question(answer, at_once=at_once, joined=joined)
+    return lambda answer: Question(answer, at_once=at_once, joined=joined, together=together)
 
 
 def of_one(
@@ -140,19 +144,19 @@ def describe(engine: Engine) -> str:
     return engine.describe()
 
 
-@of_each(nothing)
+@of_each(nothing, together=True)
 def reset_prefix_cache(engine: Engine) -> None:
     """Forgets every cached prefix."""
     engine.reset_prefix_cache()
 
 
-@of_each(nothing)
+@of_each(nothing, together=True)
 def expect_everything(engine: Engine) -> None:
     """Says that requests to come will ask for more than tokens."""
     engine.expect_everything()
 
 
-@Question
+@functools.partial(Question, together=True)
 def all_logprobs(engine: Engine, hidden: np.ndarray) -> np.ndarray:
     """Log-probabilities float32[N, V] of all tokens after hidden states float32[N, D]."""
     return engine.all_logprobs(hidden)
@@ -230,7 +234,7 @@ def compile_ahead(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> 
     ahead()
 
 
-@of_each(nothing)
+@of_each(nothing, together=True)
 def run_program(engine: Engine, logprobs: bool, adjusts: bool, index: int) -> None:
     """Compiles a program if nobody has, and runs it with inert rows."""
     engine.listed[logprobs, adjusts][index].run()

@@ -80,6 +80,8 @@ class Programs:
         self.compiling = Compiling()
         self.serving = Serving(engine, model, self.made)
         one_by_one = device.platform != "cpu" or self._coarse
+        # Programs that are there at other times in other processes would have them run different ones.
+        self._alone = shards is None or shards.everywhere.is_fully_addressable
         self._background = Background(1 if one_by_one else min(MOST_COMPILERS, os.cpu_count() or 1))
 
     # --- making them ------------------------------------------------------------------------------
@@ -200,6 +202,8 @@ class Programs:
                 self._compile_ahead(self.serving.choose(kind, bucket, PLAIN, []))
 
     def _compile_ahead(self, key: StepKey) -> None:
+        if not self._alone:
+            return
         kind = self._by_name[key.kind]
         self._background.compile(key, functools.partial(self._ahead, kind, *key[1:]))
 

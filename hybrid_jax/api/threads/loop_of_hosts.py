@@ -1,0 +1,102 @@
+"""The loop of a model that several processes run together: they do the same commands between the same turns."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.threads.commands import Command
+from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.mesh.hosts import Hosts, HostsDiffer
+
+
+class LoopOfHosts(Loop):
+    """As `Loop`. Commands that change what the engine computes wait until every process has them.
+
+    Args:
+        hosts: these processes. The others are as in `Loop`.
+    """
+
+    together = True
+
+    def __init__(
+        self, engine: Engine, hosts: Hosts, *, record: Callable[[Job], None], quiet: bool = False
+    ) -> None:
+        super().__init__(engine, record=record, quiet=quiet)
+        self._hosts = hosts
+        self._waiting: deque[Command] = deque()  # until all processes have them
+        hosts.stops = lambda: self._breaks_off
+
+    def run(self) -> None:
+        """As `Loop.run`. The others are told when it has ended."""
+        try:
+            super().run()
+        finally:
+            with suppress(Exception):  # the others are gone
+                self._hosts.end()
+
+    @property
+    def _breaks_off(self) -> bool:
+        """Whether it is to end in the middle of calls, and leaves the others alone with them."""
+        return self._stopping and bool(self._calls)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether to end now: not before the turns to which the others may have come, after the last call."""
+        return self._breaks_off or (self._stopping and not (self._goes_on or self._waiting))
+
+    def _do_commands(self) -> None:
+        while True:
+            idle = not (self._goes_on or self._waiting or self._stopping)
+            try:
+                command = self._commands.get(idle)
+            except Empty:
+                break
+            self._stuck = False
+            if command.about is None:
+                self._do(command)
+            else:
+                self._waiting.append(command)
+        if not self._is_over:
+            self._do_together()
+
+    def _do_together(self) -> None:
+        """Does the commands that all processes have by now.
+
+        Raises:
+            HostsDiffer: they have others, or one has closed the model.
+        """
+        own = [command.about() for command in self._waiting if command.about is not None]
+        try:
+            texts = self._hosts.exchange(json.dumps(own))
+        except InterruptedError:
+            return
+        lists = [json.loads(text) for text in texts]
+        count = min(map(len, lists))
+        for process, found in zip(self._hosts.processes, lists, strict=True):
+            for first, other in zip(lists[0], found, strict=False):
+                if other != first:
+                    raise self._hosts.differ(first, process, other)
+        for _ in range(count):
+            self._do(self._waiting.popleft())
+
+    def settle(self) -> None:
+        """As `Loop.settle`, by turns that the others take as well."""
+        while not self._calls and self.engine.has_work:
+            self._do_together()
+            self.turn()
+
+    def _fail_turn(self, error: BaseException) -> None:
+        if isinstance(error, HostsDiffer):
+            raise error
+        super()._fail_turn(error)
+
+    def _cancel_commands(self, error: BaseException) -> None:
+        while self._waiting:
+            self._waiting.popleft().cancel(error)
+        super()._cancel_commands(error)
