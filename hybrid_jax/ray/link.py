@@ -38,17 +38,59 @@ class _InOrder:
         return due
 
 
-class _SeatLink(Link):
+class _Stored(Link):
+    """An end whose parts stay in Ray's object store.
+
+    A reference does not travel inside of a frame, where Ray would not see it, but beside one: with the next that is
+    sent. In the frame stands its name.
+    """
+
+    def __init__(self) -> None:
+        self._leaving: SimpleQueue[ray.ObjectRef] = SimpleQueue()
+        self._come: dict[str, ray.ObjectRef] = {}
+
+    def store(self, part: bytes) -> ray.ObjectRef:
+        """As `Link.store`."""
+        return ray.put(part)
+
+    def read(self, found: ray.ObjectRef) -> bytes:
+        """As `Link.read`. Ray brings it from the machine that has it."""
+        try:
+            part: bytes = ray.get(found)
+        except RayError as error:
+            raise OSError(str(error)) from error
+        return part
+
+    def enclose(self, found: ray.ObjectRef) -> str:
+        """As `Link.enclose`."""
+        self._leaving.put(found)
+        return str(found.hex())
+
+    def disclose(self, enclosed: str) -> ray.ObjectRef:
+        """As `Link.disclose`."""
+        return self._come.pop(enclosed)
+
+    def along(self) -> list[ray.ObjectRef]:
+        """The references that go with the next frame."""
+        return [self._leaving.get() for _ in range(self._leaving.qsize())]
+
+    def came(self, references: list[ray.ObjectRef]) -> None:
+        """Takes those that came with a frame, before its messages are read."""
+        self._come |= {found.hex(): found for found in references}
+
+
+class _SeatLink(_Stored):
     """The worker's end."""
 
     about = "the caller"
 
     def __init__(self) -> None:
+        super().__init__()
         self.incoming: SimpleQueue[bytes] = SimpleQueue()
-        self.outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self.outgoing: SimpleQueue[tuple[bytes | None, list[ray.ObjectRef]]] = SimpleQueue()
 
     def send(self, frame: bytes) -> None:
-        self.outgoing.put(frame)
+        self.outgoing.put((frame, self.along()))
 
     def receive(self) -> bytes:
         return self.incoming.get()
@@ -83,28 +125,29 @@ class Seat:
         try:
             Worker(self._link).run()
         finally:
-            self._link.outgoing.put(None)
+            self._link.outgoing.put((None, []))
 
     @ray.method(concurrency_group="put")
-    def put(self, number: int, frame: bytes) -> None:
-        """Takes a frame."""
+    def put(self, number: int, frame: bytes, along: list[ray.ObjectRef]) -> None:
+        """Takes a frame, and references that go with it."""
+        self._link.came(along)
         with self._lock:
             for due in self._order.add(number, frame):
                 self._link.incoming.put(due)
 
     @ray.method(concurrency_group="take")
-    def take(self) -> tuple[int, bytes | None]:
-        """Waits for the next frame, and returns it with its number; None at the end."""
-        frame = self._link.outgoing.get()
+    def take(self) -> tuple[int, bytes | None, list[ray.ObjectRef]]:
+        """Waits for the next frame, and returns its number, the frame, None at the end, and what goes along."""
+        frame, along = self._link.outgoing.get()
         number, self._numbers = self._numbers, self._numbers + 1
-        return number, frame
+        return number, frame, along
 
 
 # `put` and `take` have a thread each, and `take` waits in its own. Ray's types leave the argument out.
 SeatActor = ray.remote(concurrency_groups={"put": 1, "take": 1})(Seat)  # type: ignore[call-overload]
 
 
-class RayLink(Link):
+class RayLink(_Stored):
     """The caller's end.
 
     Args:
@@ -115,6 +158,7 @@ class RayLink(Link):
     where = "actors of Ray"
 
     def __init__(self, seat: Any, number: int) -> None:
+        super().__init__()
         self._seat, self._number = seat, number
         self.about = f"worker {number}"
         self.node, self._has_gpu = "", False
@@ -147,19 +191,20 @@ class RayLink(Link):
 
     def send(self, frame: bytes) -> None:
         """As `Link.send`. If nobody is there, `receive` finds that out."""
-        self._seat.put.remote(self._sent, frame)
+        self._seat.put.remote(self._sent, frame, self.along())
         self._sent += 1
 
     def receive(self) -> bytes:
         """As `Link.receive`."""
         while not self._arrived:
             try:
-                number, frame = ray.get(self._asked.popleft())
+                number, frame, along = ray.get(self._asked.popleft())
             except (RayError, IndexError) as error:
                 self._why = str(error).strip().splitlines()[0] if str(error) else repr(error)
                 raise EOFError from error
             if frame is None:
                 raise EOFError
+            self.came(along)
             self._asked.append(self._seat.take.remote())
             self._arrived += self._order.add(number, frame)
         return self._arrived.popleft()

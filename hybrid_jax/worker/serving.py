@@ -300,8 +300,9 @@ class Worker:
     def _take_part(self, came: PartCame) -> None:
         """Keeps a part. One that is damaged is as one that never came: the prefix is computed here."""
         try:
-            part = part_of_bytes(np.frombuffer(came.data, np.uint8), came.name)
-        except Damaged as error:
+            file = self._link.read(self._link.disclose(came.found))
+            part = part_of_bytes(np.frombuffer(file, np.uint8), came.name)
+        except (Damaged, OSError) as error:
             LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
         else:
             self._hand_over.folder.put(came.name, part)
@@ -314,7 +315,8 @@ class Worker:
 
     def _part_came(self, name: str, part: Part) -> None:
         """In the thread that copies: a part is there. Only its name is of use here from now on."""
-        self._say(PartCame(name, part_to_bytes(part)))
+        found = self._link.store(part_to_bytes(part))
+        self._say(PartCame(name, self._link.enclose(found)))
         part.arrays.clear()
 
     def _promise_ended(self, name: str, state: str) -> None:

@@ -18,7 +18,7 @@ from hybrid_jax import SamplingParams
 from hybrid_jax.batch import run_batch
 from hybrid_jax.process.extras import MissingExtra
 from hybrid_jax.ray import Generate, LLMActor, start_llm
-from hybrid_jax.ray.link import _InOrder
+from hybrid_jax.ray.link import RayLink, _InOrder
 from tests.batch.batch_files import answers, finish, mixed_lines, start, write
 from tests.drawing import left_to_all, spine
 from tests.imports import ROOT
@@ -94,6 +94,31 @@ def test_an_actor_that_is_killed_loses_nothing_and_comes_back(llm, bundled):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert texts(llm.generate(PROMPTS, params)) == expected
+
+
+def test_prompts_computed_apart_go_through_the_object_store(cluster, bundled, monkeypatch):
+    """From the actor that has computed them to the one that waits: the caller sees names only, and all is freed."""
+    frames, receive = [], RayLink.receive
+    monkeypatch.setattr(RayLink, "receive", lambda link: frames.append(receive(link)) or frames[-1])
+    prompts = [f"# {n}\n" + HEAD * 3 for n in range(3)]
+    with start_llm(**BUNDLED, replicas="prefill=1,decode=1", quiet=True) as llm:
+        found = llm.generate(prompts, GREEDY)
+        stats = llm.stats()
+        assert stats["handed_over_prefixes"] >= len(prompts) and not stats["handed_over_failed"]
+        moved = stats["handed_over_bytes"]
+        assert moved > 10 * sum(map(len, frames[2:]))  # the first of each says that it is ready
+        links = [thread._loop._link for thread in llm._thread._dispatcher.threads]
+        assert all(link._leaving.empty() and not link._come for link in links)
+        # The one that computed and has the parts ends while they are read.
+        llm.reset_prefix_cache()
+        stream = llm.stream([prompt + "import " for prompt in prompts], GREEDY)
+        deltas = [next(stream)]
+        links[0].kill()
+        deltas += stream
+        ended = [delta.prompt_index for delta in deltas if delta.finish_reason]
+        assert sorted(ended) == list(range(len(prompts)))
+        assert texts(llm.generate(prompts, GREEDY)) == texts(found)
+    assert texts(found) == texts(bundled.generate(prompts, GREEDY))
 
 
 def test_the_actor_for_programs(cluster, bundled):

@@ -137,9 +137,9 @@ def test_damaged_and_late_parts_cost_time_and_no_token(workers, bundled, monkeyp
     send = prefill_side.Forwarding._send
 
     def spoilt(self, to, name, part):
-        file = part.arrays[prefill_side.FILE].copy()
+        file = bytearray(part.found)
         file[-1] ^= 1
-        send(self, to, name, Part(marks={}, arrays={prefill_side.FILE: file}))
+        send(self, to, name, prefill_side.Travelling(found=bytes(file)))
 
     for change in (spoilt, lambda *_: None):
         workers.reset_prefix_cache()

@@ -144,8 +144,8 @@ class CallLoop(CommandLoop):
     def take_back(self, name: str) -> None:
         """As `HandOver.take_back`, for an engine that does not share it."""
 
-    def bring_part(self, name: str, data: bytes) -> None:
-        """A part has come that was promised to such an engine."""
+    def bring_part(self, name: str, found: Any) -> None:
+        """A part has come that was promised to such an engine: as its file would be, or what leads to that."""
 
     def end_promise(self, name: str, state: str) -> None:
         """A promise to such an engine was kept or broken."""

@@ -154,9 +154,9 @@ class EngineThread(Front):
         """As `CallLoop.take_back`."""
         self._loop.give(Command(functools.partial(self._loop.take_back, name)))
 
-    def bring_part(self, name: str, data: bytes) -> None:
+    def bring_part(self, name: str, found: Any) -> None:
         """As `CallLoop.bring_part`."""
-        self._loop.give(Command(functools.partial(self._loop.bring_part, name, data)))
+        self._loop.give(Command(functools.partial(self._loop.bring_part, name, found)))
 
     def end_promise(self, name: str, state: str) -> None:
         """As `CallLoop.end_promise`."""

@@ -7,7 +7,8 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,19 @@ from hybrid_jax.tiers.hand_over import HandOver
 from hybrid_jax.tiers.part_file import Part
 
 LEAST = 128  # tokens that a replica lacks; fewer it computes itself, beside its decode steps
-FILE = "file"  # the array of a part that is on its way between processes: its file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Travelling(Part):
+    """A part on its way between processes.
+
+    Attributes:
+        found: as its file would be, or what leads to that (`Link.store`).
+    """
+
+    marks: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    found: Any
 
 
 class Forwarding:
@@ -68,7 +81,8 @@ class Forwarding:
     def _send(self, to: EngineThread, name: str, part: Part) -> None:
         if name not in self._sent[to]:
             self._sent[to].add(name)
-            to.bring_part(name, part.arrays[FILE].tobytes())
+            assert isinstance(part, Travelling), part
+            to.bring_part(name, part.found)
 
     def ended(self, name: str, state: str) -> None:
         """A promise was kept or broken."""

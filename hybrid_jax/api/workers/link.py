@@ -8,7 +8,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hybrid_jax import __version__
 
@@ -60,6 +60,28 @@ class Link(ABC):
     @abstractmethod
     def kill(self) -> None:
         """Ends the other process at once."""
+
+    # Parts of prefixes are large. Where all ends see a store, a part stays there, and messages only name it.
+
+    def store(self, part: bytes) -> Any:
+        """Keeps a part where other ends can read it, and returns what leads to it: the part itself without a store."""
+        return part
+
+    def read(self, found: Any) -> bytes:
+        """A part, by what leads to it.
+
+        Raises:
+            OSError: it is there no longer.
+        """
+        return cast(bytes, found)
+
+    def enclose(self, found: Any) -> Any:
+        """What stands for a part in the messages of the next frames that are sent."""
+        return found
+
+    def disclose(self, enclosed: Any) -> Any:
+        """What leads to a part, by what stands for it in a message that has come."""
+        return enclosed
 
     def why_lost(self) -> str:
         """What is known of how the other process ended."""

@@ -159,10 +159,15 @@ class TakeBack(NamedTuple):
 
 
 class PartCame(NamedTuple):
-    """A part of a promised prefix, as its file would be. It goes both ways."""
+    """A part of a promised prefix. It goes both ways.
+
+    Attributes:
+        name: of the part.
+        found: as its file would be, or what leads to that (`Link.enclose`).
+    """
 
     name: str
-    data: bytes
+    found: Any
 
 
 class PromiseEnded(NamedTuple):

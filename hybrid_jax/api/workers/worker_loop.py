@@ -18,7 +18,7 @@ from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import CLOSED, Call
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
-from hybrid_jax.api.threads.prefill_side import FILE
+from hybrid_jax.api.threads.prefill_side import Travelling
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
 from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
 from hybrid_jax.api.workers.messages import (
@@ -45,7 +45,6 @@ from hybrid_jax.api.workers.messages import (
 from hybrid_jax.cluster.watch import News
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.tiers.hand_over import HandOver
-from hybrid_jax.tiers.part_file import Part
 
 Tell = Callable[[Any, BaseException | None], object]
 
@@ -177,8 +176,7 @@ class WorkerLoop(CallLoop):
                     self.tell_cache(message.news)
                 case PartCame():
                     if self.hand_over is not None:
-                        file = np.frombuffer(message.data, np.uint8)
-                        part = Part(marks={}, arrays={FILE: file})
+                        part = Travelling(found=self._link.disclose(message.found))
                         self.hand_over.folder.put(message.name, part)
                 case PromiseEnded():
                     if self.hand_over is not None:
@@ -275,9 +273,9 @@ class WorkerLoop(CallLoop):
         """As `CallLoop.take_back`."""
         self._out.append(as_bytes(TakeBack(name)))
 
-    def bring_part(self, name: str, data: bytes) -> None:
+    def bring_part(self, name: str, found: Any) -> None:
         """As `CallLoop.bring_part`."""
-        self._out.append(as_bytes(PartCame(name, data)))
+        self._out.append(as_bytes(PartCame(name, self._link.enclose(found))))
 
     def end_promise(self, name: str, state: str) -> None:
         """As `CallLoop.end_promise`."""
