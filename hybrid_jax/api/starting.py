@@ -45,7 +45,7 @@ from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
-from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter
+from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter, with_draft
 from hybrid_jax.weights.digest import weights_digest
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -171,10 +171,11 @@ def start_params(
     Raises:
         As `LLM`.
     """
-    replicas = _replicas(config, settings, mesh)
+    second = open_second(config, settings.get("speculation"))
+    drafting = config if second is None else with_draft(config, second.config)
+    replicas = _replicas(drafting, settings, mesh)
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
-    second = open_second(config, settings.get("speculation"))
     given, loaded = config, []
     for devices in replicas:
         with _on(devices):

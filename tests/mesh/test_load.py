@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, load_model, save_orbax
+from hybrid_jax import LLM, SamplingParams, SpeculationConfig, load_model, save_orbax
 from hybrid_jax.mesh.shards import Placing, Shards
 from hybrid_jax.weights.load import open_model
 from tests.drawing import left_to_all
@@ -69,6 +69,17 @@ def test_an_orbax_directory(tmp_path):
     found = []
     for mesh in (None, "tp=2"):
         with LLM(tmp_path, mesh=mesh, max_rows=1, max_model_len=96, quiet=True) as llm:
+            found.append(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
+
+
+def test_a_second_model_beside_weights_in_memory():
+    model = load_model(folder_of("qwen2_tied"))
+    speculation = SpeculationConfig(method="draft", model=folder_of("qwen2_tied"))
+    settings = {"max_rows": 1, "max_model_len": 96, "quiet": True, "speculation": speculation}
+    found = []
+    for mesh in (None, "tp=2"):
+        with LLM.from_params(*model, mesh=mesh, **settings) as llm:
             found.append(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids)
     assert found[0] == found[1]
 
