@@ -13,8 +13,9 @@ from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound, ReportBytes, model_or_bundled
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.weights.cut import add_cut
-from hybrid_jax.weights.hugging_face import Put, load_hf
+from hybrid_jax.weights.hugging_face import load_hf
 from hybrid_jax.weights.orbax import load_orbax
+from hybrid_jax.weights.put import Put
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -105,20 +106,14 @@ class OpenModel:
         """Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
 
         Args:
-            put: as in `load_hf`, for those that Hugging Face files have.
+            put: as in `load_hf`, for the weights of the model itself.
 
         Raises:
             As `load_model`.
         """
         report = progress or (lambda done, total: None)
-        if self.checkpoint.is_stored:
-            stored = self.checkpoint
-            config, params = load_orbax(stored.folder, stored.config, dtype, report)
-            if config.mtp and not self.plain.mtp:
-                params.pop("mtp")
-            config = replace(config, mtp=self.plain.mtp)
-        else:
-            config, params = load_hf(self.checkpoint, self.plain, dtype, report, put)
+        read = load_orbax if self.checkpoint.is_stored else load_hf
+        config, params = read(self.checkpoint, self.plain, dtype, report, put)
         if self.cut is not None:
             config, params = add_cut(self.cut, config, params, exit_head=self.config.exit_head)
         return add_second(config, params, self.second, dtype=config.dtype, progress=progress)
