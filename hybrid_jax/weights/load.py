@@ -12,7 +12,7 @@ from hybrid_jax.models.checkpoint import Checkpoint, base_of, open_checkpoint, s
 from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound, ReportBytes, model_or_bundled
 from hybrid_jax.process.own_settings import own_settings
-from hybrid_jax.weights.cut import add_cut
+from hybrid_jax.weights.cut import CutWeights
 from hybrid_jax.weights.hugging_face import load_hf
 from hybrid_jax.weights.orbax import load_orbax
 from hybrid_jax.weights.put import Put
@@ -112,10 +112,15 @@ class OpenModel:
             As `load_model`.
         """
         report = progress or (lambda done, total: None)
-        read = load_orbax if self.checkpoint.is_stored else load_hf
-        config, params = read(self.checkpoint, self.plain, dtype, report, put)
+        cut = None
         if self.cut is not None:
-            config, params = add_cut(self.cut, config, params, exit_head=self.config.exit_head)
+            cut = CutWeights(self.cut, self.config, self.plain, put)
+        read = load_orbax if self.checkpoint.is_stored else load_hf
+        config, params = read(
+            self.checkpoint, self.plain, dtype, report, put if cut is None else cut.put
+        )
+        if cut is not None:
+            config, params = cut.complete(config, params)
         return add_second(config, params, self.second, dtype=config.dtype, progress=progress)
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 
 import jax
 import numpy as np
 import orbax.checkpoint
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from hybrid_jax import LLM, SamplingParams, SpeculationConfig, load_model, save_orbax
+from hybrid_jax.config import with_cut
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.mesh.shards import Placing, Shards
+from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.weights import orbax as orbax_files
+from hybrid_jax.weights.cut import WEIGHTS_FILE, own_tensors, save_cut
 from hybrid_jax.weights.load import open_model
 from tests.drawing import left_to_all
 from tests.imports import ROOT
@@ -43,6 +48,30 @@ PROMPT = {"prompt_token_ids": [(3 * k + k * k) % 50 for k in range(70)]}
 
 def folder_of(name):
     return ROOT / "tests" / "parity" / "goldens" / name
+
+
+# Models with a cut beside one of `GOLDENS`: where the cut is, its groups, and how many devices can divide it.
+CUTS = {
+    "falcon_h1_gate_first_tied": (1, {}, 2),
+    "llama_llama3": (1, {}, 3),
+    "qwen2_tied": (1, {"kv_group": 2}, 2),
+    "qwen3_5_dense_tied": (2, {}, 2),
+}
+
+
+def make_cut(folder, base, cut, **groups):
+    """A directory with a model with a cut beside the one in `base`, all of its own weights drawn anew."""
+    config, plain = load_model(base)
+    config = replace(with_cut(config, cut, **groups), exit_head=True)
+    params = cut_params(plain, config)
+    params |= {"exit": exit_params(plain, config)}
+    rng = np.random.default_rng(5)
+    own = {
+        name: np.asarray(leaf) * rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
+        for name, leaf in own_tensors(params, config).items()
+    }
+    save_cut(folder, config, own, base=base, base_params=plain)
+    return folder
 
 
 def assert_read_in_parts(opened, devices, whole):
@@ -77,6 +106,21 @@ def test_the_parts_make_up_what_an_orbax_directory_has(name, devices, tmp_path, 
         assert_read_in_parts(opened, devices[:count], whole)
 
 
+@pytest.mark.parametrize("of_orbax", [False, True])
+@pytest.mark.parametrize("exit_head", [False, True])
+@pytest.mark.parametrize("name", CUTS)
+def test_the_parts_make_up_a_model_with_a_cut(name, exit_head, of_orbax, devices, tmp_path):
+    cut, groups, count = CUTS[name]
+    base = folder_of(name)
+    if of_orbax:
+        save_orbax(tmp_path / "base", *load_model(base))
+        base = tmp_path / "base"
+    folder = make_cut(tmp_path / "cut", base, cut, **groups)
+    whole = load_model(folder, exit_head=exit_head)[1]
+    assert ("exit" in whole) == exit_head
+    assert_read_in_parts(open_model(folder, exit_head=exit_head), devices[:count], whole)
+
+
 @left_to_all(*(f"{name}-{count}" for name, count in CASES if name != "jamba_dense_tied"))
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_tokens_of_a_directory_are_those_of_one_device(name, count):
@@ -99,6 +143,14 @@ def tokens_of_both(folder, count, **settings):
 def test_an_orbax_directory(tmp_path):
     save_orbax(tmp_path, *load_model(folder_of("qwen2_tied")))
     one, several = tokens_of_both(tmp_path, 2)
+    assert one == several
+
+
+@pytest.mark.parametrize("name", ["falcon_h1_gate_first_tied", "llama_llama3"])
+def test_a_directory_with_a_cut(name, tmp_path):
+    cut, groups, count = CUTS[name]
+    folder = make_cut(tmp_path / "cut", folder_of(name), cut, **groups)
+    one, several = tokens_of_both(folder, count)
     assert one == several
 
 
@@ -210,6 +262,19 @@ def test_of_an_orbax_directory_a_group_of_weights_is_whole_at_once(
     assert_no_more_at_once(opened, devices[:2], lambda sizes: max(limit, *sizes))
 
 
+@pytest.mark.parametrize("of_orbax", [False, True])
+def test_of_a_model_with_a_cut_one_weight_is_whole_at_once(
+    of_orbax, devices, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(orbax_files, "GROUP_BYTES", 0)
+    base = folder_of("falcon_h1_gate_first_tied")
+    if of_orbax:
+        save_orbax(tmp_path / "base", *load_model(base))
+        base = tmp_path / "base"
+    folder = make_cut(tmp_path / "cut", base, 1)
+    assert_no_more_at_once(open_model(folder, exit_head=True), devices[:2], largest)
+
+
 # --- what does not fit ------------------------------------------------------------------------------
 
 
@@ -223,6 +288,19 @@ def test_an_orbax_directory_of_another_shape_is_one_error(tmp_path):
     )
     with pytest.raises(ValueError, match=shown):
         LLM(tmp_path, mesh="tp=2", quiet=True)
+
+
+def test_a_cut_of_another_shape_or_base_is_one_error(tmp_path):
+    folder = make_cut(tmp_path / "cut", folder_of("qwen2_tied"), 1)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    rows, columns = tensors["cut.write"].shape
+    save_file(tensors | {"cut.write": tensors["cut.write"][1:]}, folder / WEIGHTS_FILE)
+    shown = rf"cut.write must have shape \({rows}, {columns}\), got \({rows - 1}, {columns}\)"
+    with pytest.raises(ValueError, match=shown):
+        LLM(folder, mesh="tp=2", quiet=True)
+    save_file(tensors | {"base.norm": tensors["base.norm"] + 1}, folder / WEIGHTS_FILE)
+    with pytest.raises(ValueError, match="beside another model than .* its norm differs"):
+        LLM(folder, mesh="tp=2", quiet=True)
 
 
 @pytest.mark.parametrize(
