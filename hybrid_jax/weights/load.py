@@ -106,7 +106,7 @@ class OpenModel:
         """Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
 
         Args:
-            put: as in `load_hf`, for the weights of the model itself.
+            put: as in `load_hf`; the config that it is given is that of the model or of the second model.
 
         Raises:
             As `load_model`.
@@ -121,7 +121,9 @@ class OpenModel:
         )
         if cut is not None:
             config, params = cut.complete(config, params)
-        return add_second(config, params, self.second, dtype=config.dtype, progress=progress)
+        return add_second(
+            config, params, self.second, dtype=config.dtype, progress=progress, put=put
+        )
 
 
 def open_model(path: str | Path | None, *, mtp: bool = False, exit_head: bool = False) -> OpenModel:
@@ -218,9 +220,14 @@ def add_second(
     *,
     dtype: str,
     progress: ReportBytes | None = None,
+    put: Put | None = None,
 ) -> tuple[ModelConfig, dict]:
-    """A model in memory, in `dtype`, and beside it the second model, if there is one."""
+    """A model in memory, in `dtype`, and beside it the second model, if there is one.
+
+    Args:
+        put: of the second model's weights, as in `load_hf`.
+    """
     if second is None:
         return config, params
-    draft, weights = second.load(dtype=cast(Dtype, dtype), progress=progress)
+    draft, weights = second.load(dtype=cast(Dtype, dtype), progress=progress, put=put)
     return with_draft(config, draft), params | {"draft": weights}

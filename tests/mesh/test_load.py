@@ -20,7 +20,7 @@ from hybrid_jax.mesh.shards import Placing, Shards
 from hybrid_jax.models.cut import cut_params, exit_params
 from hybrid_jax.weights import orbax as orbax_files
 from hybrid_jax.weights.cut import WEIGHTS_FILE, own_tensors, save_cut
-from hybrid_jax.weights.load import open_model
+from hybrid_jax.weights.load import open_model, open_with_drafter
 from tests.drawing import left_to_all
 from tests.imports import ROOT
 from tests.llms import engines_of
@@ -152,6 +152,18 @@ def test_a_directory_with_a_cut(name, tmp_path):
     folder = make_cut(tmp_path / "cut", folder_of(name), cut, **groups)
     one, several = tokens_of_both(folder, count)
     assert one == several
+
+
+@pytest.mark.parametrize("of_orbax", [False, True])
+def test_the_parts_make_up_a_second_model(of_orbax, devices, tmp_path):
+    model = second = folder_of("qwen2_tied")
+    if of_orbax:
+        save_orbax(tmp_path, *load_model(second))
+        second = tmp_path
+    opened = open_with_drafter(model, SpeculationConfig(method="draft", model=second))
+    whole = opened.load()[1]
+    assert jax.tree.structure(whole["draft"]) == jax.tree.structure(load_model(second)[1])
+    assert_read_in_parts(opened, devices[:2], whole)
 
 
 def test_a_second_model_beside_weights_in_memory():
