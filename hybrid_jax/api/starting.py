@@ -47,7 +47,7 @@ from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
-from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter
+from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter, with_draft
 from hybrid_jax.weights.digest import weights_digest
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -144,7 +144,7 @@ def start_folder(
     loaded = []
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
         for index, devices in enumerate(replicas):
-            put = Placing(devices) if devices is not None and engine_config.tp > 1 else None
+            put = _placing(devices, engine_config.tp)
             shown = functools.partial(_nth_of, report, index, len(replicas))
             with _on(devices):
                 config, params = opened.load(dtype=cast(Dtype, dtype), progress=shown, put=put)
@@ -181,18 +181,20 @@ def start_params(
     Raises:
         As `LLM`.
     """
-    replicas = _replicas(config, settings, mesh)
+    second = open_second(config, settings.get("speculation"))
+    drafting = config if second is None else with_draft(config, second.config)
+    replicas = _replicas(drafting, settings, mesh)
     hosts = _hosts(replicas, settings)
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
-    second = open_second(config, settings.get("speculation"))
     given, loaded = config, []
     for devices in replicas:
         with _on(devices):
             own = params
             if devices is not None and settings.get("tp", 1) == 1:
                 own = jax.device_put(params, devices[0])
-            config, own = add_second(given, own, second, dtype=dtype)
+            put = _placing(devices, settings.get("tp", 1))
+            config, own = add_second(given, own, second, dtype=dtype, put=put)
         loaded.append(own)
     with _on(replicas[0]):
         programs = enable_compile_cache(device=first_device())
@@ -268,6 +270,11 @@ def _check_sides(settings: Mapping[str, Any]) -> None:
             "LLM: cache_dir does not go with 'prefill=...' yet; leave one of the two out, got cache_dir="
             f"{settings['cache_dir']!r}"
         )
+
+
+def _placing(devices: Devices, tp: int) -> Placing | None:
+    """What puts the weights of a replica on its devices while they are read; None for where jax puts arrays."""
+    return Placing(devices) if devices is not None and tp > 1 else None
 
 
 def _on(devices: Devices) -> AbstractContextManager[None]:

@@ -16,4 +16,5 @@ from hybrid_jax.weights.load import load_config as load_config
 from hybrid_jax.weights.load import load_model as load_model
 from hybrid_jax.weights.load import open_second as open_second
 from hybrid_jax.weights.load import open_with_drafter as open_with_drafter
+from hybrid_jax.weights.load import with_draft as with_draft
 from hybrid_jax.weights.orbax import save_orbax as save_orbax

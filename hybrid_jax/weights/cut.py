@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
+from jax.tree_util import tree_leaves_with_path as leaves_with_path
 from safetensors.numpy import save
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.model_directory import copy_carried
-from hybrid_jax.kinds.table import kind_of
-from hybrid_jax.models.checkpoint import CUT_NUMBERS, EXIT_HEAD, stored_cut
-from hybrid_jax.models.cut import cut_params, exit_params
+from hybrid_jax.kinds.kind import Weight
+from hybrid_jax.kinds.table import kind_of, model_weights
+from hybrid_jax.models.checkpoint import CUT_NUMBERS, EXIT_HEAD
 from hybrid_jax.models.files import BUNDLED, CUT_FILE, CheckpointNotFound
 from hybrid_jax.weights.digest import sample
+from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.safetensors import StoredTensor, read_file
 
 WEIGHTS_FILE = "cut.safetensors"
@@ -41,9 +44,8 @@ def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -
     for index in config.later:
         layer = params["layers"][index]
         if all_later:
-            for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
-                place = jax.tree_util.keystr(path, simple=True, separator=".")
-                found[f"layers.{index}.{place}"] = leaf
+            for path, leaf in leaves_with_path(layer):
+                found[f"layers.{index}.{_place(path)}"] = leaf
             continue
         for number, mixer in enumerate(config.layers[index].mixers):
             for name in kind_of(mixer).projection:
@@ -72,10 +74,8 @@ def _put(tree: Any, path: list[str], leaf: Any) -> Any:
 def base_samples(params: dict) -> Tensors:
     """A few values of each array of the model without a cut, by which it is known again, float32."""
     return {
-        BASE + jax.tree_util.keystr(path, simple=True, separator="."): sample(
-            leaf, BASE_VALUES
-        ).astype(np.float32)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        BASE + _place(path): sample(leaf, BASE_VALUES).astype(np.float32)
+        for path, leaf in leaves_with_path(params)
     }
 
 
@@ -103,56 +103,106 @@ def save_cut(
     (folder / CUT_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-def add_cut(
-    folder: Path, base: ModelConfig, params: dict, *, exit_head: bool = False
-) -> tuple[ModelConfig, dict]:
-    """Config and parameters of the model with the cut, from those of the model without, in its dtype.
+class CutWeights:
+    """The weights of a model with a cut, while those of the model without are read.
+
+    A weight of the model without is compared with what is stored of it, and put where it belongs if the model with the
+    cut has it, too. So no weight that a cut replaces is ever on a device.
 
     Args:
-        exit_head: also read its head on the cut, into params["exit"].
+        folder: the directory of the model with the cut. config: of that model, or of more than it.
+        base: config of the model without. put: as in `load_hf`.
 
     Raises:
         ValueError: the files do not fit the model. CheckpointNotFound: there are no weights.
     """
-    if base.matrices != "dense":
-        raise ValueError(
-            f"load_model: the model with the cut in {folder} must have dense matrices, got {base.matrices!r}"
+
+    def __init__(
+        self, folder: Path, config: ModelConfig, base: ModelConfig, put: Put | None
+    ) -> None:
+        if base.matrices != "dense":
+            raise ValueError(
+                f"load_model: the model with the cut in {folder} must have dense matrices, got {base.matrices!r}"
+            )
+        self._file = folder / WEIGHTS_FILE
+        if not self._file.is_file():
+            raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
+        stored = read_file(self._file)
+        self._config = config
+        self._put: Put = put or (lambda config, path, weight: jax.device_put(weight))
+        self._samples = {name: stored[name] for name in stored if name.startswith(BASE)}
+        left = (BASE,) if config.exit_head else (BASE, "exit.")
+        self._own = {name: stored[name] for name in stored if not name.startswith(left)}
+        _check_own(self._file, self._own, self._of(base))
+        before, after = (
+            {_place(path) for path, _ in leaves_with_path(model_weights(model))}
+            for model in (base, self._of(base))
         )
-    config, file = stored_cut(folder, base, exit_head=exit_head), folder / WEIGHTS_FILE
-    if not file.is_file():
-        raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
-    found = read_file(file)
-    _check_base(file, found, params)
-    params = cut_params(params, config)
-    if exit_head:
-        params |= {"exit": exit_params(params, config)}
-    known = own_tensors(params, config, all_later=True)
-    if missing := sorted(own_tensors(params, config).keys() - found.keys()):
+        self._gone = (before - after) | self._own.keys()
+
+    def put(self, base: ModelConfig, path: KeyPath, weight: np.ndarray) -> jax.Array | None:
+        """A weight of the model without a cut; None if it is not one of the model with the cut.
+
+        Raises:
+            ValueError: it is not a weight of the model beside which the cut was trained.
+        """
+        _check_base(self._file, _place(path), weight, self._samples)
+        return None if _place(path) in self._gone else self._put(self._of(base), path, weight)
+
+    def complete(self, base: ModelConfig, params: dict) -> tuple[ModelConfig, dict]:
+        """Config and parameters of the model with the cut, in the dtype of `base`, from what `put` has returned."""
+        config, read = self._of(base), dict(leaves_with_path(params))
+
+        def found(path: KeyPath, weight: Weight) -> jax.Array | None:
+            if _place(path) not in self._own:
+                return read[path]
+            tensor, dtype = self._own[_place(path)], "float32" if weight.float32 else config.dtype
+            made = np.array(tensor.array(), dtype)  # a copy: not the memory of the file
+            tensor.let_go()
+            return self._put(config, path, made)
+
+        return config, jax.tree_util.tree_map_with_path(found, model_weights(config))
+
+    def _of(self, base: ModelConfig) -> ModelConfig:
+        """The config of the model with the cut, with what only the tensors tell of the model without."""
+        cut = self._config
+        return replace(base, layers=cut.layers, cut=cut.cut, exit_head=cut.exit_head)
+
+
+def _place(path: KeyPath) -> str:
+    """A path as `Tensors` names it."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _check_own(file: Path, found: dict[str, StoredTensor], config: ModelConfig) -> None:
+    """ValueError unless these are tensors that a model with a cut has of its own."""
+    weights = model_weights(config)
+    known = own_tensors(weights, config, all_later=True)
+    if missing := sorted(own_tensors(weights, config).keys() - found.keys()):
         raise ValueError(f"load_model: {file} has no tensor {missing[0]}")
-    left = (BASE,) if exit_head else (BASE, "exit.")
-    found = {name: tensor for name, tensor in found.items() if not name.startswith(left)}
     for name in sorted(found):
         if name not in known:
             raise ValueError(f"load_model: {file} has a tensor that the model does not use, {name}")
         if found[name].shape != known[name].shape:
             raise ValueError(
-                f"load_model: {file}: {name} must have shape {known[name].shape}, got {found[name].shape}"
+                f"load_model: {file}: {name} must have shape {known[name].shape}, got {found[name].shape}; correct "
+                f"{CUT_FILE}, or distill again"
             )
-    cast = {name: jnp.asarray(found[name].array(), known[name].dtype) for name in found}
-    return config, with_tensors(params, jax.device_put(cast))
 
 
-def _check_base(file: Path, found: dict[str, StoredTensor], params: dict) -> None:
-    """Refuses a model without a cut that is not the one that the tensors were trained beside.
+def _check_base(
+    file: Path, place: str, weight: np.ndarray, samples: dict[str, StoredTensor]
+) -> None:
+    """Refuses a weight of a model without a cut that is not the one that the tensors were trained beside.
 
     Both may have been rounded, to bfloat16 at the coarsest.
     """
-    for name, values in base_samples(params).items():
-        if name not in found:
-            raise ValueError(f"load_model: {file} has no tensor {name}")
-        stored = found[name].array()
-        if stored.shape != values.shape or not np.allclose(stored, values, rtol=2**-7, atol=1e-6):
-            raise ValueError(
-                f"load_model: {file} was made beside another model than the one that {CUT_FILE} names: its "
-                f"{name.removeprefix(BASE)} differs; correct base in {CUT_FILE}, or distill again"
-            )
+    if BASE + place not in samples:
+        raise ValueError(f"load_model: {file} has no tensor {BASE}{place}")
+    stored = samples[BASE + place].array()
+    values: np.ndarray = sample(weight, BASE_VALUES).astype(np.float32)
+    if stored.shape != values.shape or not np.allclose(stored, values, rtol=2**-7, atol=1e-6):
+        raise ValueError(
+            f"load_model: {file} was made beside another model than the one that {CUT_FILE} names: its {place} "
+            f"differs; correct base in {CUT_FILE}, or distill again"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from hybrid_jax.models.headers import read_header
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
 from hybrid_jax.products.operations import OPERATIONS
 from hybrid_jax.weights.names import Spelling, nearest, spellings
+from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.recognize import recognized
 from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_tensors
 
@@ -41,10 +41,6 @@ BUFFERS = (
 )
 SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
-
-
-# From a model, the path of a parameter in its tree, and its numbers, an array on one or several devices.
-Put = Callable[[ModelConfig, jax.tree_util.KeyPath, np.ndarray], jax.Array]
 
 
 class Arranged(NamedTuple):
@@ -72,7 +68,7 @@ def load_hf(
     tied.
 
     Args:
-        put: puts each of them where it belongs; None for jax's default device.
+        put: puts each of them where it belongs, or keeps none of it; None for jax's default device.
     """
     config, tree, tensors = _find(checkpoint, config)
     parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]

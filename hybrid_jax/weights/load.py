@@ -12,9 +12,10 @@ from hybrid_jax.models.checkpoint import Checkpoint, base_of, open_checkpoint, s
 from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import CUT_FILE, CheckpointNotFound, ReportBytes, model_or_bundled
 from hybrid_jax.process.own_settings import own_settings
-from hybrid_jax.weights.cut import add_cut
-from hybrid_jax.weights.hugging_face import Put, load_hf
+from hybrid_jax.weights.cut import CutWeights
+from hybrid_jax.weights.hugging_face import load_hf
 from hybrid_jax.weights.orbax import load_orbax
+from hybrid_jax.weights.put import Put
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -105,23 +106,24 @@ class OpenModel:
         """Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
 
         Args:
-            put: as in `load_hf`, for those that Hugging Face files have.
+            put: as in `load_hf`; the config that it is given is that of the model or of the second model.
 
         Raises:
             As `load_model`.
         """
         report = progress or (lambda done, total: None)
-        if self.checkpoint.is_stored:
-            stored = self.checkpoint
-            config, params = load_orbax(stored.folder, stored.config, dtype, report)
-            if config.mtp and not self.plain.mtp:
-                params.pop("mtp")
-            config = replace(config, mtp=self.plain.mtp)
-        else:
-            config, params = load_hf(self.checkpoint, self.plain, dtype, report, put)
+        cut = None
         if self.cut is not None:
-            config, params = add_cut(self.cut, config, params, exit_head=self.config.exit_head)
-        return add_second(config, params, self.second, dtype=config.dtype, progress=progress)
+            cut = CutWeights(self.cut, self.config, self.plain, put)
+        read = load_orbax if self.checkpoint.is_stored else load_hf
+        config, params = read(
+            self.checkpoint, self.plain, dtype, report, put if cut is None else cut.put
+        )
+        if cut is not None:
+            config, params = cut.complete(config, params)
+        return add_second(
+            config, params, self.second, dtype=config.dtype, progress=progress, put=put
+        )
 
 
 def open_model(path: str | Path | None, *, mtp: bool = False, exit_head: bool = False) -> OpenModel:
@@ -218,9 +220,14 @@ def add_second(
     *,
     dtype: str,
     progress: ReportBytes | None = None,
+    put: Put | None = None,
 ) -> tuple[ModelConfig, dict]:
-    """A model in memory, in `dtype`, and beside it the second model, if there is one."""
+    """A model in memory, in `dtype`, and beside it the second model, if there is one.
+
+    Args:
+        put: of the second model's weights, as in `load_hf`.
+    """
     if second is None:
         return config, params
-    draft, weights = second.load(dtype=cast(Dtype, dtype), progress=progress)
+    draft, weights = second.load(dtype=cast(Dtype, dtype), progress=progress, put=put)
     return with_draft(config, draft), params | {"draft": weights}

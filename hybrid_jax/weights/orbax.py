@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.tree_util import KeyPath
+from jax.tree_util import tree_leaves_with_path as leaves_with_path
+from jax.tree_util import tree_map_with_path as map_with_path
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.kind import map_weights
 from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder
 from hybrid_jax.models.stored_config import to_json
 from hybrid_jax.process.own_settings import own_settings
+from hybrid_jax.weights.put import Put
 
 PARAMS_FOLDER = "params"
+# Arrays that are read side by side. Each group costs orbax about 10 ms for a hundred arrays of the model.
+GROUP_BYTES = 1 << 28
 
 
 def check_target(path: str | Path, where: str) -> Path:
@@ -83,45 +94,97 @@ def save_orbax(
 
 
 def load_orbax(
-    folder: Path, config: ModelConfig, dtype: str, progress: ReportBytes
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: str,
+    progress: ReportBytes,
+    put: Put | None = None,
 ) -> tuple[ModelConfig, dict]:
-    """What `save_orbax` wrote, on jax's default device; cast where `dtype` is another than the saved one."""
-    import orbax.checkpoint
+    """What `save_orbax` wrote, cast where `dtype` is another than the saved one.
 
-    saved = (folder / PARAMS_FOLDER).resolve()  # orbax finds nothing at a relative path
+    Arrays are read in groups of at most `GROUP_BYTES`, or of one array; those of a group side by side.
+
+    Args:
+        config: of the model, or of the model without its head for multi-token prediction, which is then not read.
+        put: as in `load_hf`.
+    """
+    import orbax.checkpoint as ocp
+
+    saved = (checkpoint.folder / PARAMS_FOLDER).resolve()  # orbax finds nothing at a relative path
     if not saved.is_dir():
-        raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
-    here = jax.device_put(0).sharding  # the device where jax puts arrays
-    damaged = f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
-    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        try:
+        raise CheckpointNotFound(
+            f"load_model: {checkpoint.folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/"
+        )
+    made = config if dtype == "auto" else replace(config, dtype=dtype)
+    here = None if put else jax.device_put(0).sharding  # the device where jax puts arrays
+
+    def way(to: Any) -> ocp.RestoreArgs:
+        if here is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray, dtype=to)
+        return ocp.ArrayRestoreArgs(restore_type=jax.Array, dtype=to, sharding=here)
+
+    def read(group: Collection[KeyPath]) -> dict[KeyPath, Any]:
+        """Some of the arrays, where they belong."""
+        item = map_with_path(lambda path, leaf: leaf if path in group else ocp.PLACEHOLDER, tree)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(way, dtypes))
+        with _reading(saved):
+            found = dict(leaves_with_path(checkpointer.restore(saved, args=args)))
+        return {path: put(made, path, found[path]) if put else found[path] for path in group}
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _reading(saved):
             tree = checkpointer.metadata(saved).item_metadata.tree
-        except Exception as error:  # whatever the storage below raises, bare Exceptions too
-            raise ValueError(damaged) from error
         # Damaged sizes would ask for any amount of memory.
-        _check_shapes(saved, config, tree)
-        try:
-            target = jax.tree.map(
-                lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, to, sharding=here),
-                tree,
-                _dtypes(config, tree, dtype),
-            )
-            total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
-            progress(0, total)
-            params = checkpointer.restore(saved, target)
-        except Exception as error:
-            raise ValueError(damaged) from error
-    progress(total, total)
-    return config if dtype == "auto" else replace(config, dtype=dtype), params
+        _check_shapes(saved, checkpoint.config, tree)
+        with _reading(saved):
+            dtypes = _dtypes(checkpoint.config, tree, dtype)
+        sizes = _sizes(tree, dtypes, leave_out=() if config.mtp else ("mtp",))
+        arrays, total = dict[KeyPath, Any](), sum(sizes.values())
+        progress(0, total)
+        for group in _groups(sizes):
+            arrays |= read(group)
+            progress(sum(sizes[path] for path in arrays), total)
+    params = map_with_path(lambda path, leaf: arrays.get(path), tree)
+    return made, params if config.mtp else {k: v for k, v in params.items() if k != "mtp"}
+
+
+@contextmanager
+def _reading(saved: Path) -> Iterator[None]:
+    """Says that a directory is damaged, whatever orbax and the storage below it raise, bare Exceptions too."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
+        ) from error
+
+
+def _sizes(tree: Any, dtypes: Any, *, leave_out: Collection[str]) -> dict[KeyPath, int]:
+    """Bytes of the arrays in these dtypes, by their paths."""
+    pairs = zip(leaves_with_path(tree), jax.tree.leaves(dtypes), strict=True)
+    return {
+        path: math.prod(leaf.shape) * to.itemsize
+        for (path, leaf), to in pairs
+        if path[0].key not in leave_out
+    }
+
+
+def _groups(sizes: Mapping[KeyPath, int]) -> Iterator[list[KeyPath]]:
+    """All paths, in groups of at most `GROUP_BYTES`, or of one array."""
+    group, total = list[KeyPath](), 0
+    for path, size in sizes.items():
+        if group and total + size > GROUP_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(path)
+        total += size
+    yield group
 
 
 def _check_shapes(saved: Path, config: ModelConfig, stored: Any) -> None:
     """ValueError unless the arrays have the names and shapes that the config asks for."""
     wanted, found = (
-        {
-            jax.tree_util.keystr(path): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves_with_path(tree)}
         for tree in (_specs(config, config.dtype), stored)
     )
     for name in wanted.keys() | found.keys():

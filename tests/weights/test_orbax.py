@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ import pytest
 
 from hybrid_jax.config import Attention, ModelConfig, residual_layer
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.weights import BUNDLED, load_model, save_orbax
+from hybrid_jax.weights import BUNDLED, load_model, orbax, save_orbax
+from hybrid_jax.weights.load import open_model
 from tests.parity.goldens import GOLDENS
 from tests.weights.checkpoints import GOLDEN, same_bits
 
@@ -74,6 +77,47 @@ def test_orbax_casts_on_load(tmp_path):
     assert config.dtype == "bfloat16"
     assert mixer["in_proj"].dtype == jnp.bfloat16
     assert mixer["A_log"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("group_bytes", [0, 20_000])
+def test_arrays_that_are_read_in_groups_keep_every_bit(group_bytes, tmp_path, monkeypatch):
+    config, params = load_model(GOLDEN["falcon_h1_gate_first_tied"])
+    save_orbax(tmp_path, config, params)
+    monkeypatch.setattr(orbax, "GROUP_BYTES", group_bytes)
+    seen = []
+    _, restored = load_model(tmp_path, progress=lambda *found: seen.append(found))
+    assert same_bits(restored, params)
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert seen[0] == (0, total) and seen[-1] == (total, total) and seen == sorted(set(seen))
+    steps = [now[0] - before[0] for before, now in pairwise(seen)]
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert len(steps) > 3 and max(steps) <= max(group_bytes, largest)
+
+
+def test_a_head_that_is_not_asked_for_is_not_read(tmp_path):
+    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4)
+    layers = (residual_layer(mixers=(attention,)),)
+    config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers, mtp=layers)
+    params = random_params(config, 1)
+    save_orbax(tmp_path, config, params)
+    again, restored = load_model(tmp_path, mtp=True)
+    assert again == config and same_bits(restored, params)
+    seen = []
+    plain, restored = load_model(tmp_path, progress=lambda *found: seen.append(found))
+    assert plain == replace(config, mtp=())
+    del params["mtp"]
+    assert same_bits(restored, params)
+    assert seen[-1] == (sum(leaf.nbytes for leaf in jax.tree.leaves(params)),) * 2
+
+
+def test_an_error_of_the_device_is_no_damage_of_the_files(tmp_path):
+    save_orbax(tmp_path, *load_model(GOLDEN["mamba2_biases_tied"]))
+
+    def put(*weight):
+        raise MemoryError("the device is full")
+
+    with pytest.raises(MemoryError, match="the device is full"):
+        open_model(tmp_path).load(put=put)
 
 
 def test_orbax_directory_without_its_arrays_is_refused(tmp_path):

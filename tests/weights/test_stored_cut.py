@@ -70,6 +70,25 @@ def test_the_bundled_model_needs_no_path(tmp_path):
     assert load_config(tmp_path) == config
 
 
+def test_a_base_with_a_head_of_its_own_keeps_it(stored, base, tmp_path):
+    """config.json ties the head to the embedding, and only the tensors tell that the two differ."""
+    folder, config, params = stored
+    assert config.tie_embeddings
+    other = tmp_path / "untied"
+    shutil.copytree(base, other)
+    tensors = load_file(other / "model.safetensors")
+    [embed] = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    save_file(tensors | {"lm_head.weight": 2 * tensors[embed]}, other / "model.safetensors")
+    config, plain = load_model(other)
+    assert not config.tie_embeddings
+    config = with_cut(config, 4, state_group=3)
+    tensors = own_tensors(params, config)
+    save_cut(tmp_path / "cut", config, tensors, base=other, base_params=plain)
+    read, found = load_model(tmp_path / "cut")
+    assert read == config
+    jax.tree.map(np.testing.assert_array_equal, found, params | {"head": plain["head"]})
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [
