@@ -15,7 +15,7 @@ import numpy as np
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.call_loop import CallLoop
-from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.calls import CLOSED, Call, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import FILE
@@ -115,8 +115,8 @@ class WorkerLoop(CallLoop):
             error = mistake
         if not self._stopping:
             error = self._lost or error
+        self.on_end(error)  # first, so that who is refused finds what it brought about
         self._ended = error
-        self.on_end(error)
         for call in list(self._calls.values()):
             call.lost(error)
         self._calls.clear()
@@ -307,5 +307,5 @@ class WorkerLoop(CallLoop):
         self._ask(asked, lambda answer, error: answers.put((answer, error)))
         answer, error = answers.get()
         if error is not None:
-            raise error
+            raise own_error(error)
         return answer
