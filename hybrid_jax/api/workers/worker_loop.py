@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.tiers.hand_over import HandOver
 from hybrid_jax.tiers.part_file import Part
 
+LOG = logging.getLogger("hybrid_jax.engine")
 Tell = Callable[[Any, BaseException | None], object]
 
 
@@ -177,9 +179,7 @@ class WorkerLoop(CallLoop):
                     self.tell_cache(message.news)
                 case PartCame():
                     if self.hand_over is not None:
-                        file = np.frombuffer(message.data, np.uint8)
-                        part = Part(marks={}, arrays={FILE: file})
-                        self.hand_over.folder.put(message.name, part)
+                        self._pass_on(self.hand_over, message)
                 case PromiseEnded():
                     if self.hand_over is not None:
                         self.hand_over.end(message.name, message.state)
@@ -192,6 +192,14 @@ class WorkerLoop(CallLoop):
                     self._lose(message.error)
                 case _:
                     raise AssertionError(message)
+
+    def _pass_on(self, hand_over: HandOver, came: PartCame) -> None:
+        """Takes a part for the other side. One that has no room is as one that never came."""
+        part = Part(marks={}, arrays={FILE: np.frombuffer(came.data, np.uint8)})
+        try:
+            hand_over.folder.put(came.name, part)
+        except (OSError, MemoryError) as error:
+            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
 
     # --- calls ------------------------------------------------------------------------------------
 
