@@ -5,12 +5,19 @@ from __future__ import annotations
 import errno
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api.threads.prefill_side import PrefillSide
+from hybrid_jax.cluster.router import ReplicaCosts, Router
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.tiers.chain import root_of
+from hybrid_jax.tiers.hand_over import HandOver
 from tests.api.books import left_in_the_end, wait_until
 from tests.api.thread_workers import ThreadWorkers
+from tests.api.tree_engine import COSTS
 from tests.llms import BUNDLED, HEAD, engines_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -154,3 +161,33 @@ def closing_event(event):
         yield
     finally:
         event.set()
+
+
+# --- asked for anew ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("it has ended")])
+def test_the_end_of_a_prompt_is_none_of_the_one_that_is_asked_for_in_its_place(error):
+    """A decode worker has ended, and another one gets its request. What was computed for the first one ends late."""
+    costs = ReplicaCosts(costs=COSTS, grain=32, max_rows=2, steps=1, flops_per_byte=1.0)
+    over, router, told = HandOver(root_of("a model")), Router(1, costs), []
+    side = PrefillSide(over, router, grain=32, chunk=64)
+    end = SimpleNamespace(
+        promise=lambda tokens, position: None,
+        take_back=lambda name: None,
+        drop_prefix=lambda request_id: None,
+        compute_prefix=lambda request, name, tell: told.append((name, tell)),
+    )
+    side.threads, params = [end], SamplingParams(max_tokens=1)
+    request = Request(request_id="one", prompt=[*range(300)], params=params, seed=0)
+    job = SimpleNamespace(unfinished=[SimpleNamespace(request=request)])
+    side.ask("one", job, 0, end)
+    side.let_go("one")
+    side.ask("one", job, 0, end)
+    (_, first), (name, second) = told
+    first(error)
+    assert router.num_live == 1 and over.known(name).state == "coming"
+    second(error)
+    assert router.num_live == 0 and (over.known(name) is None) == (error is not None)
+    side.let_go("one")
+    assert not len(over)
