@@ -51,7 +51,10 @@ class _Stored(Link):
 
     def store(self, part: bytes) -> ray.ObjectRef:
         """As `Link.store`."""
-        return ray.put(part)
+        try:
+            return ray.put(part)
+        except RayError as error:  # it is full
+            raise OSError(str(error)) from error
 
     def read(self, found: ray.ObjectRef) -> bytes:
         """As `Link.read`. Ray brings it from the machine that has it."""

@@ -378,12 +378,13 @@ class Disk(Prefixes):
             try:
                 if self.writing:
                     self._write(save, copies)
-            except OSError as error:  # the engine goes on without
-                self.writing, self.counters.writes_failed = False, 1
-                LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
-            except Exception as error:  # such as that of a step that failed, raised by its copies
-                self.counters.saves_dropped += 1
-                LOG.info("a prefix of %d tokens is not written: %r", save.position, error)
+            except Exception as error:
+                if self.is_disk and isinstance(error, OSError):  # the engine goes on without
+                    self.writing, self.counters.writes_failed = False, 1
+                    LOG.warning("nothing more is kept in %s: %s", self.folder.path, error)
+                else:  # such as the error of a step that failed, raised by its copies
+                    self.counters.saves_dropped += 1
+                    LOG.info("a prefix of %d tokens is not written: %r", save.position, error)
             finally:
                 self._handed_over(save, num_bytes)
 

@@ -298,14 +298,13 @@ class Worker:
         return job
 
     def _take_part(self, came: PartCame) -> None:
-        """Keeps a part. One that is damaged is as one that never came: the prefix is computed here."""
+        """Keeps a part. One that is damaged or has no room is as one that never came: the prefix is computed here."""
         try:
             file = self._link.read(self._link.disclose(came.found))
             part = part_of_bytes(np.frombuffer(file, np.uint8), came.name)
-        except (Damaged, OSError) as error:
-            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
-        else:
             self._hand_over.folder.put(came.name, part)
+        except (Damaged, OSError, MemoryError) as error:
+            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
 
     def _computed(self, compute: Compute, error: BaseException | None) -> None:
         """What was to come of a prompt is on its way, or will not come."""

@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import threading
-import time
 import weakref
 from contextlib import suppress
 
@@ -22,9 +21,10 @@ from hybrid_jax.api.threads.calls import Call, News
 from hybrid_jax.api.threads.dispatcher import Joint, Part
 from hybrid_jax.api.threads.joining import joined_stats
 from hybrid_jax.text.given_tokenizer import as_tokenizer
+from tests.api.books import is_idle, own_threads, wait_until
 from tests.api.fake_engine import CONFIG, GREEDY, SCRIPT, FakeEngine, texts
 from tests.api.thread_workers import llm_of_workers
-from tests.llms import engine_of, engines_of
+from tests.llms import engines_of
 
 LONG = SamplingParams(temperature=0.0, max_tokens=150)
 PROMPTS = [letter * 2 for letter in "abcdefg"]
@@ -71,24 +71,6 @@ def make(request, monkeypatch, tokenizer):
         return llm
 
     return make
-
-
-def is_idle(llm):
-    """Nothing is left, neither in an engine nor in the books of the thread that decides, nor in those of workers."""
-    llm.stats()
-    dispatcher = llm._thread._dispatcher
-    for link in (getattr(dispatcher.threads[n]._loop, "_link", None) for n in dispatcher.present):
-        assert link is None or link.worker._calls == {}
-    left = [engine_of(dispatcher.threads[n]) for n in dispatcher.present]
-    books = (dispatcher._joints, dispatcher._where, dispatcher._router.num_live)
-    return not any(engine.has_work for engine in left) and books == ({}, {}, 0)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -178,7 +160,7 @@ def test_prompts_that_wait_are_moved_to_a_replica_with_free_rows(make):
         one, other = ([len(r.prompt) and r.max_tokens for r in e.added] for e in engines_of(llm))
         assert len(one) + len(other) > 24  # some were given to both
         assert min(one.count(150), other.count(150)) >= 3
-        assert is_idle(llm) and not llm._thread._dispatcher._moving
+        assert is_idle(llm)
         counts = [len(ticket.outputs()[0].outputs[0].token_ids) for ticket in tickets]
         assert counts == [150, 2] * 12
         for engine in engines_of(llm):
@@ -519,10 +501,6 @@ def test_a_replica_may_leave_while_questions_are_asked(make):
 
 
 # --- the end --------------------------------------------------------------------------------------
-
-
-def own_threads():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("hybrid_jax")}
 
 
 def test_close_ends_all_threads(make):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,11 +16,14 @@ import pytest
 import hybrid_jax
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
 from hybrid_jax.api import starting
-from hybrid_jax.api.threads import dispatcher
+from hybrid_jax.api.threads import dispatcher, questions
+from hybrid_jax.api.threads.calls import Call
+from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.workers import link as link_module
 from hybrid_jax.api.workers.link import Frames, WorkerLost, as_bytes, portable
 from hybrid_jax.text.given_tokenizer import as_tokenizer
 from hybrid_jax.worker import serving
+from tests.api.books import left_in_the_end, wait_until
 from tests.api.fake_engine import CONFIG, GREEDY, SCRIPT, FakeEngine, texts
 from tests.api.thread_workers import llm_of_workers
 from tests.drawing import spine
@@ -25,13 +31,6 @@ from tests.llms import BUNDLED, HEAD, engines_of
 
 LONG = SamplingParams(temperature=0.0, max_tokens=150)
 PROMPTS = [letter * 2 for letter in "abcdefg"]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -273,6 +272,176 @@ def test_what_cannot_travel_is_refused_and_ends_nothing(make):
     assert texts(llm.generate(PROMPTS, GREEDY)) == [SCRIPT[:12]] * 7
     assert llm.stats()["replicas"] == 2
     llm.close()
+
+
+# --- what others do just when a worker ends ---------------------------------------------------------
+
+
+def test_a_question_is_answered_although_a_worker_was_started_again_meanwhile(make):
+    llm, links = make(2, again=True)
+    goes_on, found = threading.Event(), []
+    links[1].spoil = lambda frame: [frame] if goes_on.wait(20) else []
+    asked = threading.Thread(target=lambda: found.append(llm.stats()))
+    asked.start()
+    links[0].kill()
+    wait_until(lambda: links_of(llm)[0] is not links[0])
+    goes_on.set()
+    asked.join(20)
+    assert found[0]["replicas"] == 2
+    llm.close()
+
+
+def test_a_worker_that_nobody_knows_to_have_ended_is_no_error_of_a_question(make):
+    llm, links = make(2)
+    with ThreadPoolExecutor(1) as pool, held_up(llm):
+        links[0].kill()
+        ended(llm, 0)
+        found = pool.submit(lambda: llm.compile_s)
+        time.sleep(0.02)
+    assert found.result(20) == 0.0
+    llm.close()
+
+
+def test_an_error_that_a_question_met_does_not_keep_what_asked_it(make):
+    others = set(threading.enumerate())
+    llm, links = make(2)
+
+    def ask(llm):
+        with pytest.raises(WorkerLost):
+            llm._thread._dispatcher.threads[0].ask(questions.compile_seconds)
+
+    links[0].kill()
+    ended(llm, 0)
+    ask(llm)
+    del llm, links
+    gc.collect()
+    wait_until(lambda: not set(threading.enumerate()) - others)
+
+
+def test_calls_that_no_worker_has_end_when_the_llm_is_closed(make, monkeypatch):
+    """One waits for a worker to be started again."""
+    llm, links = make(1, again=True)
+    dispatcher, goes_on = llm._thread._dispatcher, threading.Event()
+    revive = dispatcher._revive
+    monkeypatch.setattr(dispatcher, "_revive", lambda n: goes_on.wait(20) and revive(n))
+    call = submitted(llm)
+    links[0].kill()
+    wait_until(lambda: dispatcher._homeless)
+    llm._thread.close(wait=False)
+    assert "this object was closed" in str(call.news.get(timeout=20).error)
+    goes_on.set()
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Engines from which no token comes, until this is called."""
+    step, silent = FakeEngine.step, [True]
+    monkeypatch.setattr(
+        FakeEngine, "step", lambda self: (time.sleep(0.001), [])[1] if silent else step(self)
+    )
+    return silent.clear
+
+
+def with_suspects(make):
+    """An LLM of one worker, and two calls that had it when it ended twice: the first one is on trial now."""
+    llm, _ = make(1, again=True)
+    calls = [submitted(llm), submitted(llm)]
+    for _ in range(2):
+        before = ended_by_force(llm)
+        wait_until(lambda before=before: links_of(llm)[0] is not before)
+    dispatcher = llm._thread._dispatcher
+    wait_until(lambda: dispatcher._suspects)
+    assert dispatcher.on_trial is calls[0].jobs[0]
+    return llm, calls
+
+
+def test_calls_that_wait_for_their_trial_end_when_the_llm_is_closed(make, silent):
+    llm, calls = with_suspects(make)
+    llm.close()
+    for call in calls:
+        assert "this object was closed" in str(call.news.get(timeout=20).error)
+
+
+def test_a_trial_ends_although_its_caller_left_just_when_its_worker_ended(make, silent):
+    llm, (first, second) = with_suspects(make)
+    with held_up(llm):
+        llm._thread.leave(first)
+        ended_by_force(llm)
+        silent()
+    news = second.news.get(timeout=20)
+    assert news.over and news.error is None
+    assert left_in_the_end(llm) == []
+    llm.close()
+
+
+def test_what_a_worker_that_has_ended_is_asked_to_give_back_is_not_waited_for(make):
+    """It had ended before, and the worker knew of it no longer."""
+    llm, links = make(2)
+    links[0].kill()
+    ended(llm, 0)
+    call, told = Call([]), []
+    call.kept = lambda: told.append("kept")
+    llm._thread._dispatcher.threads[0].give_back(call)
+    assert told == ["kept"]
+    llm.close()
+
+
+def test_a_worker_that_is_taken_out_while_it_is_started_again_does_not_come_back(make, monkeypatch):
+    others = set(threading.enumerate())
+    llm, links = make(2, again=True)
+    dispatcher, goes_on = llm._thread._dispatcher, threading.Event()
+    revive = dispatcher._revive
+    monkeypatch.setattr(dispatcher, "_revive", lambda n: goes_on.wait(20) and revive(n))
+    links[0].kill()
+    wait_until(lambda: dispatcher.reviving)
+    llm._thread.take_out(0)
+    goes_on.set()
+    wait_until(lambda: not dispatcher.reviving)
+    assert llm.stats()["replicas"] == 1 and dispatcher.present == (1,)
+    llm.close()
+    wait_until(lambda: not set(threading.enumerate()) - others)
+
+
+def test_a_worker_that_comes_back_just_when_the_llm_is_closed_ends_too(make, monkeypatch):
+    others = set(threading.enumerate())
+    llm, links = make(2, again=True)
+    add, front = llm._thread._dispatcher.add, llm._thread
+    monkeypatch.setattr(
+        llm._thread._dispatcher, "add", lambda *args: (front.close(wait=False), add(*args))
+    )
+    links[0].kill()
+    wait_until(lambda: not set(threading.enumerate()) - others)
+
+
+@contextmanager
+def held_up(llm):
+    """The thread that decides does nothing meanwhile."""
+    goes_on = threading.Event()
+    llm._thread._dispatcher.give(Command(lambda: goes_on.wait(20)))
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
+def ended(llm, replica):
+    """Waits until the thread of a worker knows that it has ended."""
+    llm._thread._dispatcher.threads[replica].join()
+
+
+def ended_by_force(llm):
+    """Ends the only worker; returns the link to it."""
+    [thread] = llm._thread._dispatcher.threads
+    thread._loop._link.kill()
+    thread.join()
+    return thread._loop._link
+
+
+def submitted(llm):
+    """A call of one prompt, for which nobody waits."""
+    call = Call(llm._intake.jobs("ab", GREEDY))
+    llm._thread.submit([call])
+    return call
 
 
 # --- the bundled model in processes ----------------------------------------------------------------

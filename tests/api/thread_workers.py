@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from hybrid_jax import LLM
 from hybrid_jax.api.workers.link import Link
 from hybrid_jax.api.workers.messages import Start
-from hybrid_jax.api.workers.starting import Workers, ready_workers
+from hybrid_jax.api.workers.starting import Links, Workers, ready_workers
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.worker.serving import Worker
+from hybrid_jax.worker.serving import Worker, loaded
 
 
 class MemoryLink(Link):
@@ -49,12 +49,12 @@ class MemoryLink(Link):
         self.outgoing.put(None)
 
 
-def start_worker(number, make):
-    """A link to a new worker, whose `LLM` is made by `make`."""
+def start_worker(number, make=loaded):
+    """A link to a new worker, whose `LLM` is made by `make`, as in `Worker`."""
     there, back = SimpleQueue(), SimpleQueue()
     link = MemoryLink(f"worker {number}", back, there)
     own = MemoryLink("the caller", there, back)
-    link.worker = Worker(own, make=lambda start, hand_over: make())
+    link.worker = Worker(own, make=make)
     link.thread = threading.Thread(target=link.worker.run, name=f"worker {number}", daemon=True)
     link.thread.start()
     return link
@@ -66,9 +66,22 @@ def no_more(number):
 
 def llm_of_workers(make, count, tokenizer, *, again=False):
     """An LLM of so many workers, which may be started `again` where they have ended."""
-    link, start = functools.partial(start_worker, make=make), Start(None, {}, {})
+    link = functools.partial(start_worker, make=lambda start, hand_over: make())
+    start = Start(None, {}, {})
     ready = ready_workers([link(number) for number in range(count)], start, False)
     workers = Workers(ready, link if again else no_more, start)
     llm = LLM.__new__(LLM)
     llm._begin(workers, tokenizer, SamplingParams(), quiet=True)
     return llm
+
+
+class ThreadWorkers(Links):
+    """Starts threads in place of processes."""
+
+    def first(self):
+        return [self.another(number) for number in range(self.count)]
+
+    def another(self, number):
+        link = start_worker(number)
+        link.side = self.side(number)
+        return link

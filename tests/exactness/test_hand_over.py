@@ -10,6 +10,7 @@ import pytest
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.schedule.tiers import on_disk
 from hybrid_jax.tiers import chain, disk
 from hybrid_jax.tiers.hand_over import MemoryParts, Sender
 from hybrid_jax.tiers.workers import Workers
@@ -262,6 +263,27 @@ def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
         assert plain_of("bamba").mismatches(run.requests) == []
     assert run.moved["handed_over_prefixes"] == 0 < run.moved["handed_over_failed"]
     assert "other arrays than the model" in caplog.text
+
+
+@pytest.mark.parametrize("refused", ["two of three", "always"])
+def test_what_comes_where_there_is_no_room_is_computed(refused, plain_of, monkeypatch):
+    """What has come waits as long as its prompt does. Then it goes, too."""
+    config, params = load("bamba")
+    jobs = conversations(config.vocab_size, rounds=2)
+    real, asked = on_disk.arrive, []
+
+    def arrive(*args):
+        asked.append(None)
+        return real(*args) if refused == "two of three" and len(asked) % 3 == 0 else None
+
+    monkeypatch.setattr(on_disk, "arrive", arrive)
+    with one_shape(64):
+        pair = Pair(config, params, FLOAT32, room=ROOM)
+        run = drive(pair, jobs)
+        assert plain_of("bamba").mismatches(run.requests) == []
+    counters = pair.decode.disk.counters
+    assert counters.loads_without_room > 0 and (counters.loads == 0) == (refused == "always")
+    assert not len(pair.shared) and not pair.shared.folder.num_files
 
 
 @pytest.mark.parametrize("what", ["pages", "checkpoint"])

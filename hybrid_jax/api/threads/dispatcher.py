@@ -192,8 +192,11 @@ class Dispatcher(CommandLoop):
         while not self._stopping:
             self._do(self._commands.get())
         self._ended = RuntimeError(CLOSED)
+        for joint, _ in (*self._homeless, *self._suspects):  # no engine has these
+            joint.fail(self._ended, engine_failed=False)
         self._homeless.clear()
-        self._joints.clear()  # the engines, as they end, tell these calls
+        self._suspects.clear()
+        self._joints.clear()  # the engines, as they end, tell the other calls
         self._cancel_commands(self._ended)
         atexit.unregister(self.at_exit)
 
@@ -348,6 +351,7 @@ class Dispatcher(CommandLoop):
             self._router.ended(joint.owners[job])
         joint.parts.remove(part)
         if joint.call.over:
+            self._end_trials(part.jobs)
             return
         compile_s = part.thread.compile_seconds
         for job in part.jobs:
@@ -410,13 +414,17 @@ class Dispatcher(CommandLoop):
     def _come_back(self, replica: int, loop: CallLoop | None, error: BaseException | None) -> None:
         """A replica is there again, or could not be started."""
         self.reviving -= {replica}
-        if loop is None:
+        if loop is not None and (replica in self._taken_out or self._stopping):
+            loop.discard()
+        elif loop is None:
             # As text: an error leads to all that was there when it was raised, and handlers may keep what they get.
             LOG.warning(
                 "replica %d could not be started again: %s; it is left out", replica, str(error)
             )
         else:
             self.add(replica, loop)
+            if self._stopping:  # whoever said so may not have seen its thread
+                self.threads[replica].close(wait=False)
             if self.prefill is None or not self.prefill.back(replica):
                 self._router.join(replica)
             LOG.warning("replica %d is there again", replica)
@@ -436,8 +444,8 @@ class Dispatcher(CommandLoop):
             for joint, jobs in homeless:
                 if not joint.call.over:
                     self._send(joint, jobs)
-                for job in jobs if joint.call.over else ():
-                    self._end_trial(job)
+                else:
+                    self._end_trials(jobs)
 
     def _send_again(self, part: Part, jobs: Sequence[Job], error: BaseException) -> None:
         replica, joint = part.replica, part.joint
@@ -445,6 +453,7 @@ class Dispatcher(CommandLoop):
         if self.threads[replica] is part.thread:
             self._gone(replica, error)
         if joint.call.over:
+            self._end_trials(jobs)
             return
         counts = dict.fromkeys(jobs, 0)
         if replica not in self._taken_out:
@@ -459,6 +468,9 @@ class Dispatcher(CommandLoop):
             self._suspects += [(joint, job) for job in jobs if counts[job] == MAX_MISTAKES]
             if innocent := [job for job in jobs if counts[job] < MAX_MISTAKES]:
                 self._send(joint, innocent)
+        self._end_trials(jobs)
+
+    def _end_trials(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._end_trial(job)
 

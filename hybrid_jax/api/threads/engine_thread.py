@@ -97,8 +97,9 @@ class EngineThread(Front):
         self._loop.give(Command(start, cancel, about=functools.partial(about_calls, calls)))
 
     def give_back(self, call: Call) -> None:
-        """As `CallLoop.give_back`, soon. If the loop has ended, `Call.lost` tells."""
-        self._loop.give(Command(functools.partial(self._loop.give_back, call)))
+        """As `CallLoop.give_back`, soon. If the loop has ended, `Call.kept` is told, and perhaps `Call.lost`."""
+        give_back = functools.partial(self._loop.give_back, call)
+        self._loop.give(Command(give_back, lambda error: call.kept()))
 
     def leave(self, call: Call) -> None:
         """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""

@@ -93,9 +93,9 @@ class Loop(CallLoop):
                     self.turn()
         except BaseException as mistake:  # a bug here; callers must not wait for ever
             error = mistake
-        self._ended = error
         self._give_prefixes_up()
-        self.on_end(error)
+        self.on_end(error)  # first, so that who is refused finds what it brought about
+        self._ended = error
         for call in list(self._calls):
             call.lost(error)
         self._calls.clear()

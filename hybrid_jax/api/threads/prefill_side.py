@@ -96,7 +96,8 @@ class _Asked(NamedTuple):
     """A prompt that is computed for another replica.
 
     Attributes:
-        name: of its promise. by: the replica that computes it. to: the one that waits. request_id: of the former.
+        name: of its promise. by: the replica that computes it. to: the one that waits. request_id: of the former, and
+            in the router.
     """
 
     name: str
@@ -150,8 +151,8 @@ class PrefillSide:
         if position - hit_len < LEAST or not self._router.present:
             return
         tokens = np.asarray(request.tokens, np.int32)
-        by = self.threads[self._router.choose(owner, tokens[: position + 1]).replica]
         request_id = f"for {owner}, {next(self._numbers)}"
+        by = self.threads[self._router.choose(request_id, tokens[: position + 1]).replica]
         name = self._hand_over.promise(tokens, position)
         self._asked[owner] = _Asked(name, by, to, request_id)
         for end in (by, to):
@@ -159,20 +160,24 @@ class PrefillSide:
         if self._forwarding is not None:
             self._forwarding.begin(self._hand_over, name, to)
         asked = prefix_request(request, position, self._chunk, request_id)
-        by.compute_prefix(asked, name, functools.partial(self._ended, owner, name))
+        by.compute_prefix(asked, name, functools.partial(self._ended, owner, request_id))
 
-    def _ended(self, owner: str, name: str, error: BaseException | None) -> None:
-        """In any thread: all that is to come of a prompt is on its way, or will not come."""
-        self._router.ended(owner)
-        if error is not None:  # the replica has ended, or takes no such prompt
-            self._hand_over.fail(name)
+    def _ended(self, owner: str, request_id: str, error: BaseException | None) -> None:
+        """In any thread: all that is to come of a prompt is on its way, or will not come.
+
+        The owner may ask for another one by now.
+        """
+        self._router.ended(request_id)
+        asked = self._asked.get(owner)
+        if error is not None and asked is not None and asked.request_id == request_id:
+            self._hand_over.fail(asked.name)  # the replica has ended, or takes no such prompt
 
     def let_go(self, owner: str) -> None:
         """A replica has what it asked for, or asks no more. Unknown owners are ignored."""
         asked = self._asked.pop(owner, None)
         if asked is None:
             return
-        self._router.ended(owner)
+        self._router.ended(asked.request_id)
         if self._forwarding is not None:
             self._forwarding.end(asked.name, asked.to)
         self._hand_over.take_back(asked.name)

@@ -17,6 +17,7 @@ from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import Call, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.dispatcher import Dispatcher, none_left
+from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import PrefillSide
@@ -146,7 +147,7 @@ class Replicas(Front):
             try:
                 answers.append(thread.ask(question, *args))
             except Exception:
-                if replica in dispatcher.present:
+                if self._is_there(replica, thread):
                     raise
         if not answers:
             self._present()
@@ -173,18 +174,20 @@ class Replicas(Front):
             What the call raises. RuntimeError: no replica is left.
         """
         told: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
-        asked = [n for n in self._present() if chosen is None or n in chosen]
-        for replica in asked:
+        threads = self._dispatcher.threads
+        asked = {n: threads[n] for n in self._present() if chosen is None or n in chosen}
+        for replica, thread in asked.items():
             tell = lambda answer, error, replica=replica: told.put((replica, answer, error))
-            self._dispatcher.threads[replica].later(call, tell)
+            thread.later(call, tell)
         found = sorted((told.get() for _ in asked), key=lambda entry: entry[0])
-        errors = {replica: error for replica, _, error in found if error is not None}
-        if errors:
-            present = self._present()
-            for replica, error in errors.items():
-                if replica in present:
-                    raise own_error(error)
+        for replica, _, error in found:
+            if error is not None and self._is_there(replica, asked[replica]):
+                raise own_error(error)
         return {replica: answer for replica, answer, error in found if error is None}
+
+    def _is_there(self, replica: int, thread: EngineThread) -> bool:
+        """Whether a replica that was asked is there still, and not another one that was started in its place."""
+        return replica in self._present() and self._dispatcher.threads[replica] is thread
 
     def _present(self) -> tuple[int, ...]:
         """The replicas that are there, once all has been done that was asked for before.

@@ -64,7 +64,11 @@ class Link(ABC):
     # Parts of prefixes are large. Where all ends see a store, a part stays there, and messages only name it.
 
     def store(self, part: bytes) -> Any:
-        """Keeps a part where other ends can read it, and returns what leads to it: the part itself without a store."""
+        """Keeps a part where other ends can read it, and returns what leads to it: the part itself without a store.
+
+        Raises:
+            OSError: there is no room.
+        """
         return part
 
     def read(self, found: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.call_loop import CallLoop
-from hybrid_jax.api.threads.calls import CLOSED, Call
+from hybrid_jax.api.threads.calls import CLOSED, Call, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import Travelling
@@ -46,6 +47,7 @@ from hybrid_jax.cluster.watch import News
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.tiers.hand_over import HandOver
 
+LOG = logging.getLogger("hybrid_jax.engine")
 Tell = Callable[[Any, BaseException | None], object]
 
 
@@ -114,8 +116,8 @@ class WorkerLoop(CallLoop):
             error = mistake
         if not self._stopping:
             error = self._lost or error
+        self.on_end(error)  # first, so that who is refused finds what it brought about
         self._ended = error
-        self.on_end(error)
         for call in list(self._calls.values()):
             call.lost(error)
         self._calls.clear()
@@ -176,8 +178,7 @@ class WorkerLoop(CallLoop):
                     self.tell_cache(message.news)
                 case PartCame():
                     if self.hand_over is not None:
-                        part = Travelling(found=self._link.disclose(message.found))
-                        self.hand_over.folder.put(message.name, part)
+                        self._pass_on(self.hand_over, message)
                 case PromiseEnded():
                     if self.hand_over is not None:
                         self.hand_over.end(message.name, message.state)
@@ -190,6 +191,13 @@ class WorkerLoop(CallLoop):
                     self._lose(message.error)
                 case _:
                     raise AssertionError(message)
+
+    def _pass_on(self, hand_over: HandOver, came: PartCame) -> None:
+        """Takes a part for the other side. One that has no room is as one that never came."""
+        try:
+            hand_over.folder.put(came.name, Travelling(found=self._link.disclose(came.found)))
+        except (OSError, MemoryError) as error:
+            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -305,5 +313,5 @@ class WorkerLoop(CallLoop):
         self._ask(asked, lambda answer, error: answers.put((answer, error)))
         answer, error = answers.get()
         if error is not None:
-            raise error
+            raise own_error(error)
         return answer
