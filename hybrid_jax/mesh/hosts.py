@@ -14,6 +14,9 @@ from typing import Any
 
 import jax
 
+# The key-value store of `jax.distributed` has no public name.
+from jax._src import distributed
+
 LOG = logging.getLogger("hybrid_jax.engine")
 WAIT_MS = 500  # between two looks at whether to go on waiting
 PATIENCE = 30.0  # seconds of waiting for another process before that is said
@@ -135,6 +138,4 @@ def hosts_of(devices: Sequence[jax.Device] | None) -> Hosts | None:
             f"LLM: mesh has devices of processes {', '.join(map(str, processes))}, and none of this one, {here}; make "
             "the LLM in these processes, or name devices of all"
         )
-    from orbax.checkpoint import multihost
-
-    return Hosts(processes, here, multihost.get_jax_distributed_client(), str(next(_numbers)))
+    return Hosts(processes, here, distributed.global_state.client, str(next(_numbers)))

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty
+from typing import TYPE_CHECKING
 
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
-from hybrid_jax.engine.engine import Engine
 from hybrid_jax.mesh.hosts import Hosts, HostsDiffer
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
 
 
 class LoopOfHosts(Loop):
