@@ -22,6 +22,8 @@ from hybrid_jax.api.options import (
     RareOptions,
     default_params,
     engine_options,
+    options_of_prefill,
+    require_sides,
     unused_defaults,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
@@ -112,6 +114,10 @@ class LLM(Reader):
             started again, three times at most; its requests go on in the others, from the tokens that they have.
             "prefill=1,decode=2" makes one that only computes prompts, and two that go on from them. None for an engine
             in this process.
+        prefill_options: options of the replicas that only compute prompts, where they differ from the others', such as
+            {"max_rows": 2, "prefill_tokens": 2048}; "mesh" in it divides each of them. They may have other `memory`,
+            `host_memory`, `max_rows`, `cache`, `page_tokens`, `grain`, `prefill_tokens`, `steps_per_dispatch`, `shapes`
+            and `kernels`. None for no difference.
         tokenizer: in place of the model's own: a directory, an object of the libraries tokenizers or transformers, or
             any object with `encode(text)` and `decode(ids)`. Chats need its `chat_template` or `apply_chat_template`.
         quiet: print nothing unasked: neither `describe()`, nor bars and words about compiling.
@@ -153,6 +159,7 @@ class LLM(Reader):
         exact: bool = False,
         mesh: str | Mesh | None = None,
         replicas: int | str | None = None,
+        prefill_options: Mapping[str, Any] | None = None,
         tokenizer: TokenizerLike | None = None,
         quiet: bool = False,
         progress: ProgressOption = None,
@@ -170,6 +177,7 @@ class LLM(Reader):
             "seed": seed,
             "exact": exact,
             "mesh": mesh,
+            "prefill_options": prefill_options,
             **options,
         }
         check_process()
@@ -180,7 +188,7 @@ class LLM(Reader):
             tokenizer=tokenizer,
             quiet=quiet,
             progress=progress,
-            links=None if replicas is None else Processes(replicas, mesh),
+            links=None if replicas is None else Processes(replicas, given),
         )
 
     def _load(
@@ -205,7 +213,9 @@ class LLM(Reader):
             sharing: processes with an LLM that share the memory of a machine, this one included.
             side: as in `start_folder`.
         """
-        settings = engine_options(options)  # mistakes show before anything is loaded
+        # Mistakes show before anything is loaded.
+        settings, prefill = engine_options(options), engine_options(options_of_prefill(options))
+        require_sides(options, links is not None and links.prefill > 0)
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         folder = BUNDLED if model is None else model_folder(model, "LLM")
         if model is None and not (folder / "config.json").is_file():
@@ -222,6 +232,7 @@ class LLM(Reader):
                 progress=shown,
                 tokenizer=used_tokenizer,
                 mesh=options.get("mesh"),
+                prefill=prefill,
                 sharing=sharing,
                 side=side,
             )
@@ -281,6 +292,8 @@ class LLM(Reader):
         """
         check_process()
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
+        prefill = engine_options(options_of_prefill(options))
+        require_sides(options)
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
 
         self = cls.__new__(cls)
@@ -291,6 +304,7 @@ class LLM(Reader):
             dtype=dtype,
             tokenizer=own_tokenizer,
             mesh=options.get("mesh"),
+            prefill=prefill,
         )
         self._begin(started, own_tokenizer, SamplingParams(), quiet=quiet)
         return self
@@ -670,6 +684,7 @@ class LLM(Reader):
             loops=self._thread.ask(questions.about_loops),
             replicas=self._thread.num_replicas,
             prefill=self._thread.num_prefill,
+            prefill_devices=self._thread.prefill_devices,
             where=self._thread.where,
         )
 

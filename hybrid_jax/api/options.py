@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
 from hybrid_jax.config.backend import Kernels
-from hybrid_jax.config.mesh import read_mesh
+from hybrid_jax.config.mesh import TP, read_mesh
 from hybrid_jax.config.model_directory import GENERATION_FILE, read_json_if_there
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -31,6 +31,11 @@ GENERATION_FIELDS = {
 # Keywords of `LLM` that are not fields of `EngineConfig`.
 OWN_OPTIONS = ("model", "dtype", "replicas", "tokenizer", "quiet", "progress")
 OFF = "off"  # no speculation
+# What replicas that only compute prompts may have otherwise than those that go on from them.
+OF_PREFILL = (
+    *("cache", "grain", "host_memory", "kernels", "max_rows", "memory", "mesh", "page_tokens"),
+    *("prefill_tokens", "shapes", "steps_per_dispatch"),
+)
 
 
 class LaterOptions(TypedDict, total=False):
@@ -68,6 +73,7 @@ class EngineOptions(RareOptions, total=False):
     seed: int | None
     exact: bool | None
     mesh: str | Mesh | None
+    prefill_options: Mapping[str, Any] | None
 
 
 class LoadOptions(EngineOptions, total=False):
@@ -135,10 +141,12 @@ def engine_options(
         if (value := options.pop(name, None)) is not None:
             raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
     mesh = read_mesh(options.pop("mesh", None))
+    options.pop("prefill_options", None)
     known = {field.name for field in fields(EngineConfig)} - {"dtype", "tp"}
     for name in options:
         if name not in known:
-            refuse_name("LLM", name, {*known, "mesh", *own}, what="option")
+            others = {"mesh", "prefill_options", *own}
+            refuse_name("LLM", name, known | others, what="option")
     options = {name: value for name, value in options.items() if value is not None}
     options |= {"tp": mesh.tp} if mesh.tp != 1 else {}
     if "cache_dir" in options:
@@ -159,6 +167,44 @@ def engine_options(
         options["speculation"] = _speculation(wanted)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
+
+
+def options_of_prefill(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `LLM` as replicas have them that only compute prompts, each for itself.
+
+    Args:
+        given: the keywords, whose `prefill_options` are for these replicas.
+
+    Raises:
+        TypeError, ValueError: these are not what they should be.
+    """
+    own = given.get("prefill_options") or {}
+    if not isinstance(own, Mapping):
+        raise TypeError(
+            f"LLM: prefill_options must be options by name, like {{'max_rows': 2}}, got {own!r}"
+        )
+    for name in own:
+        if name not in OF_PREFILL:
+            raise ValueError(
+                f"LLM: prefill_options must be among {', '.join(OF_PREFILL)}, got {name!r}; what is the same for all "
+                "replicas is an option of LLM itself"
+            )
+    shape = read_mesh(given.get("mesh"))
+    mesh = own.get("mesh", f"{TP}={shape.tp}")
+    if read_mesh(mesh).num_replicas != 1:
+        raise ValueError(
+            f"LLM: mesh in prefill_options says how each of these replicas is divided, like 'tp=2'; got {mesh!r}"
+        )
+    return {**given, **own, "mesh": mesh, "prefill_options": None}
+
+
+def require_sides(given: Mapping[str, Any], have_sides: bool = False) -> None:
+    """ValueError for `prefill_options` without replicas that only compute prompts; `have_sides` if there are some."""
+    if given.get("prefill_options") and not (have_sides or read_mesh(given.get("mesh")).prefill):
+        raise ValueError(
+            "LLM: prefill_options are for replicas that only compute prompts, and there are none; add "
+            "mesh='prefill=1,decode=1', or leave prefill_options out"
+        )
 
 
 def _speculation(wanted: Any) -> SpeculationConfig:

@@ -60,6 +60,7 @@ class Started(NamedTuple):
 
     Attributes:
         weight_bytes: of the first engine. digest: tells its weights from others; it holds them.
+        engine_config: of replicas that generate.
         engines: one for each replica.
         stored_dtype: of most of its weights in the files; that of the engine if they were in memory already.
         hand_over: between the first engines, which only compute prompts, and the others; None if all do both.
@@ -84,7 +85,7 @@ class Started(NamedTuple):
                 self.hand_over,
                 routers["prefill"],
                 grain=max(engine.geometry.grain for engine in self.engines),
-                chunk=self.engine_config.prefill_tokens,
+                chunk=self.engines[0].engine_config.prefill_tokens,
             )
         return Replicas(loops, routers=routers, prefill=prefill)
 
@@ -111,6 +112,7 @@ def start_folder(
     progress: ProgressOption,
     tokenizer: Tokenizer | None,
     mesh: Any = None,
+    prefill: Mapping[str, Any] | None = None,
     sharing: int = 1,
     side: Side | None = None,
 ) -> Started:
@@ -121,6 +123,7 @@ def start_folder(
         settings: as `engine_options` returns them.
         dtype, progress, mesh: as in `LLM`.
         tokenizer: whose end token ends answers too.
+        prefill: settings of the replicas that only compute prompts; None for the same.
         sharing: processes that share the memory of this machine, this one included.
         side: in place of a tier on disk, as in `Engine`.
 
@@ -130,36 +133,37 @@ def start_folder(
     if side is not None:
         _check_sides(settings)
     opened = open_with_drafter(folder, settings.get("speculation"))
-    stored_dtype, replicas = opened.config.dtype, _replicas(opened.config, settings, mesh)
-    hosts = _hosts(replicas, settings)
+    stored_dtype, sides = opened.config.dtype, Sides.of(mesh, settings, prefill)
+    replicas = sides.devices(opened.config, mesh)
+    hosts, sharing = _hosts(replicas, settings), sharing * len(replicas)
     with _on(replicas[0]):
         device = first_device()
         dtype = resolve_dtype(dtype, stored_dtype, on_cpu=device.platform == "cpu")
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        engine_config = choose_engine_config(
-            opened.config, settings, dtype=dtype, sharing=sharing * len(replicas), hosts=hosts
+        choose = functools.partial(
+            choose_engine_config, opened.config, dtype=dtype, sharing=sharing, hosts=hosts
         )
+        engine_configs = sides.each(choose)
         programs = enable_compile_cache(device=device)
     no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
     loaded = []
     with progress_of(progress, "loading", unit=1e-6) as report, no_room:
         for index, devices in enumerate(replicas):
-            put = _placing(devices, engine_config.tp)
+            put = _placing(devices, engine_configs[index].tp)
             shown = functools.partial(_nth_of, report, index, len(replicas))
             with _on(devices):
                 config, params = opened.load(dtype=cast(Dtype, dtype), progress=shown, put=put)
             loaded.append(params)
     config = with_end_token(config, tokenizer)
-    prefill = read_mesh(mesh).prefill
     return _started(
         config,
         loaded,
-        engine_config,
+        engine_configs,
         programs,
         stored_dtype,
         replicas,
-        prefill,
-        sharing=sharing * len(replicas),
+        sides.num_prefill,
+        sharing=sharing,
         side=side,
         hosts=hosts,
     )
@@ -175,6 +179,7 @@ def start_params(
     dtype: str,
     tokenizer: Tokenizer | None,
     mesh: Any = None,
+    prefill: Mapping[str, Any] | None = None,
 ) -> Started:
     """Starts engines for weights that are in memory already. The arguments are those of `start_folder`.
 
@@ -183,57 +188,89 @@ def start_params(
     """
     second = open_second(config, settings.get("speculation"))
     drafting = config if second is None else with_draft(config, second.config)
-    replicas = _replicas(drafting, settings, mesh)
+    sides = Sides.of(mesh, settings, prefill)
+    replicas = sides.devices(drafting, mesh)
     hosts = _hosts(replicas, settings)
     wait_for_dropped(SECONDS_FOR_DROPPED)
     params = jax.tree.map(_of_32_bits, params)
     given, loaded = config, []
     for devices in replicas:
         with _on(devices):
-            own = params
-            if devices is not None and settings.get("tp", 1) == 1:
+            own, tp = params, 1 if devices is None else len(devices)
+            if devices is not None and tp == 1:
                 own = jax.device_put(params, devices[0])
-            put = _placing(devices, settings.get("tp", 1))
+            put = _placing(devices, tp)
             config, own = add_second(given, own, second, dtype=dtype, put=put)
         loaded.append(own)
     with _on(replicas[0]):
         programs = enable_compile_cache(device=first_device())
-        engine_config = choose_engine_config(
+        choose = functools.partial(
+            choose_engine_config,
             config,
-            settings,
             dtype=dtype,
             params=loaded[0],
             sharing=len(replicas),
             hosts=hosts,
         )
+        engine_configs = sides.each(choose)
     config = with_end_token(config, tokenizer)
-    prefill = read_mesh(mesh).prefill
     return _started(
         config,
         loaded,
-        engine_config,
+        engine_configs,
         programs,
         dtype,
         replicas,
-        prefill,
+        sides.num_prefill,
         sharing=len(replicas),
         hosts=hosts,
     )
 
 
-def _replicas(config: ModelConfig, settings: Mapping[str, Any], mesh: Any) -> list[Devices]:
-    """The devices of each replica.
+class Sides(NamedTuple):
+    """The settings of all replicas.
 
-    Raises:
-        ValueError: as `shard_config` and `first_devices`.
+    Attributes:
+        num_prefill: replicas, the first ones, that only compute prompts. num_others: those that generate.
+        settings: of the others. prefill: of the first ones.
     """
-    shape = read_mesh(mesh)
-    if shape.prefill:
-        _check_sides(settings)
-    shard_config(drafting_model(config, settings.get("speculation")), shape.tp)
-    if (named := devices_of(mesh)) is not None:
-        return [*named]
-    return [None] if shape.num_devices == 1 else [*first_devices(shape)]
+
+    num_prefill: int
+    num_others: int
+    settings: Mapping[str, Any]
+    prefill: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, mesh: Any, settings: Mapping[str, Any], prefill: Mapping[str, Any] | None) -> Sides:
+        """Those of a mesh."""
+        shape = read_mesh(mesh)
+        return cls(shape.prefill, shape.dp, settings, settings if prefill is None else prefill)
+
+    def each(self, choose: Callable[[Mapping[str, Any]], EngineConfig]) -> list[EngineConfig]:
+        """What is chosen for each replica."""
+        others = choose(self.settings)
+        firsts = others if self.prefill == self.settings or not self.num_prefill else None
+        firsts = firsts or choose(self.prefill)
+        return [firsts] * self.num_prefill + [others] * self.num_others
+
+    def devices(self, config: ModelConfig, mesh: Any) -> list[Devices]:
+        """The devices of each replica.
+
+        Raises:
+            ValueError: as `shard_config` and `first_devices`.
+        """
+        firsts = [self.prefill] * self.num_prefill
+        for settings in firsts[:1]:
+            _check_sides(settings)
+            _check_sides(self.settings)
+        counts = [
+            settings.get("tp", 1) for settings in [*firsts, *[self.settings] * self.num_others]
+        ]
+        for count in dict.fromkeys(counts):
+            shard_config(drafting_model(config, self.settings.get("speculation")), count)
+        if (named := devices_of(mesh)) is not None:
+            return [*named]
+        return [None] if counts == [1] else [*first_devices(read_mesh(mesh), counts)]
 
 
 def _hosts(replicas: Sequence[Devices], settings: Mapping[str, Any]) -> Hosts | None:
@@ -315,7 +352,7 @@ def _of_32_bits(leaf: Any) -> Any:
 def _started(
     config: ModelConfig,
     loaded: Sequence[Any],
-    engine_config: EngineConfig,
+    engine_configs: Sequence[EngineConfig],
     programs: Path | None,
     stored_dtype: str,
     replicas: Sequence[Devices],
@@ -334,7 +371,8 @@ def _started(
     engines: list[Engine] = []
     hand_over = HandOver(root_of("replicas")) if prefill else None
     try:
-        for index, (params, devices) in enumerate(zip(loaded, replicas, strict=True)):
+        each = zip(loaded, engine_configs, replicas, strict=True)
+        for index, (params, engine_config, devices) in enumerate(each):
             if hand_over is not None:
                 side = functools.partial(Sender if index < prefill else Receiver, hand_over)
             with _on(devices):
@@ -353,10 +391,12 @@ def _started(
         for engine in engines:
             engine.close()
         raise
+    engine_config = engine_configs[-1]
     if slow := interpreted(engine_config.kernels, engines[0].device.platform):
         LOG.warning("kernels='pallas' are %s", slow)
     size = held_bytes(loaded[0])
-    digest = functools.partial(weights_digest, config, loaded[0])
+    # That of one device, so that engines with other meshes can be compared.
+    digest = functools.partial(weights_digest, config, engines[0].whole(loaded[0]))
     return Started(config, digest, size, engine_config, engines, stored_dtype, hand_over)
 
 

@@ -119,7 +119,7 @@ class Engine:
         if side is not None:
             self.disk: Disk | None = side(self.geometry, self.form)
         else:
-            self.disk = open_disk(self.config, self._whole(params), engine_config, self.form, place)
+            self.disk = open_disk(self.config, self.whole(params), engine_config, self.form, place)
         self.runner = Runner(
             config,
             params,
@@ -131,7 +131,7 @@ class Engine:
             shards=self.shards,
         )
         if hosts is not None:
-            hosts.agree(self._told_of(params))
+            hosts.agree("start", self._told_of(params))
         costs = model_costs(config, self.geometry)
         # Steps read checkpoints as rows have them.
         whole = model_costs(config, replace(self.geometry, narrow=None), whole=True)
@@ -286,7 +286,7 @@ class Engine:
             HostsDiffer: another process has made another plan.
         """
         if self.hosts is not None:
-            self.hosts.agree(self.runner.told_of(plan))
+            self.hosts.agree("plan", self.runner.told_of(plan))
         self._clock.dispatches(plan, compiles=bool(missing))
         self._pending.append(self.runner.execute(plan, missing))
 
@@ -345,10 +345,10 @@ class Engine:
         """As `root_of_engine`. The first look reads all weights."""
         if self.disk is not None and self.disk.is_disk:
             return self.disk.folder.root
-        parts = self.config, self._whole(self.runner.params), self.engine_config, self.form
+        parts = self.config, self.whole(self.runner.params), self.engine_config, self.form
         return root_of_engine(*parts, self._place)
 
-    def _whole(self, params: dict) -> Any:
+    def whole(self, params: dict) -> Any:
         """The weights as one device would have them."""
         return params if self.shards is None else self.shards.whole(params)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,15 +94,19 @@ def first_device() -> jax.Device:
         ) from error
 
 
-def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
+def first_devices(shape: MeshShape, counts: Sequence[int] | None = None) -> list[list[jax.Device]]:
     """The devices of each replica: `first_device`, and those after it.
 
     Where this process has too few (`jax.distributed`), those of all processes are meant.
 
+    Args:
+        shape: of the mesh. counts: devices of each replica; None for as many as it says.
+
     Raises:
         ValueError: there are fewer.
     """
-    first, count = first_device(), shape.num_devices
+    counts = [shape.tp] * shape.num_replicas if counts is None else counts
+    first, count = first_device(), sum(counts)
     found = [d for d in jax.local_devices(backend=first.platform) if d.id >= first.id]
     if len(found) < count and jax.process_count() > 1:
         found = jax.devices(first.platform)
@@ -111,7 +117,8 @@ def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
             f"EngineConfig: mesh needs {count} devices ({parts}), and jax has {len(found)} from {first} on; lower "
             f"{' or '.join(sizes)}"
         )
-    return [found[start : start + shape.tp] for start in range(0, count, shape.tp)]
+    each = iter(found)
+    return [list(itertools.islice(each, own)) for own in counts]
 
 
 def peak_memory_bytes(device: jax.Device) -> int | None:

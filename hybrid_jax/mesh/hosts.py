@@ -6,9 +6,9 @@ before they run anything, the processes tell each other what, and stop with the 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +22,8 @@ WAIT_MS = 500  # between two looks at whether to go on waiting
 PATIENCE = 30.0  # seconds of waiting for another process before that is said
 KEPT = 64  # rounds whose values are deleted together
 _ENDED = "ended"
-_numbers = itertools.count()  # of groups; processes make them in the same order
+# How many groups there were of the same processes, which make them in the same order.
+_made: Counter[str] = Counter()
 
 
 class HostsDiffer(RuntimeError):
@@ -47,31 +48,38 @@ class Hosts:
         self._round = 0
         self.stops: Callable[[], bool] = lambda: False
 
-    def exchange(self, text: str) -> list[str]:
+    def exchange(self, kind: str, text: str) -> list[str]:
         """Every process's text of this round, in the order of `processes`. Waits until all have come so far.
 
+        Args:
+            kind: what the text is about, one word, which all must have alike. text: of this process.
+
         Raises:
-            HostsDiffer: one of them has closed the model.
+            HostsDiffer: one of them has come to something else, or has closed the model.
             InterruptedError: `stops` became true.
         """
         number, self._round = self._round, self._round + 1
-        self._store.key_value_set(self._key(self.index, number), f"={text}")
+        own = f"{kind} {text}"
+        self._store.key_value_set(self._key(self.index, number), own)
         found = [
-            text if process == self.index else self._text(process, number)
+            own if process == self.index else self._text(process, number)
             for process in self.processes
         ]
         if number % KEPT == KEPT - 1 and number > KEPT:  # all have read what came before the last
             self._store.key_value_delete(self._folder(self.index, number // KEPT - 1))
-        return found
+        for process, other in zip(self.processes, found, strict=True):
+            if other.split(" ", 1)[0] != found[0].split(" ", 1)[0]:
+                raise self.differ(found[0], process, other)
+        return [other.split(" ", 1)[1] for other in found]
 
-    def agree(self, text: str) -> None:
-        """Goes on where all processes have the same text.
+    def agree(self, kind: str, text: str) -> None:
+        """Goes on where all processes have the same text; the arguments are those of `exchange`.
 
         Raises:
             HostsDiffer: they do not; names the first that differs from the first of all.
             InterruptedError: as `exchange`.
         """
-        texts = self.exchange(text)
+        texts = self.exchange(kind, text)
         for process, other in zip(self.processes, texts, strict=True):
             if other != texts[0]:
                 raise self.differ(texts[0], process, other)
@@ -86,7 +94,7 @@ class Hosts:
 
     def least(self, number: int | None) -> int | None:
         """The smallest number that a process has; None if one of them knows none."""
-        found = self.exchange("" if number is None else str(number))
+        found = self.exchange("least", "" if number is None else str(number))
         return None if "" in found else min(map(int, found))
 
     def end(self) -> None:
@@ -114,7 +122,7 @@ class Hosts:
                 raise HostsDiffer(
                     f"LLM: process {process} has closed this model; make the same calls in every process"
                 )
-            return found[1:]
+            return found
 
     def _key(self, process: int, number: int) -> str:
         return f"{self._folder(process, number // KEPT)}{number}"
@@ -138,4 +146,7 @@ def hosts_of(devices: Sequence[jax.Device] | None) -> Hosts | None:
             f"LLM: mesh has devices of processes {', '.join(map(str, processes))}, and none of this one, {here}; make "
             "the LLM in these processes, or name devices of all"
         )
-    return Hosts(processes, here, distributed.global_state.client, str(next(_numbers)))
+    group = "-".join(map(str, processes))
+    _made[group] += 1
+    name = f"{group}/{_made[group]}"
+    return Hosts(processes, here, distributed.global_state.client, name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -78,10 +80,14 @@ class Shards:
             split = split[step.key if isinstance(step, jax.tree_util.DictKey) else step.idx]
         return self._placed(split, weight)
 
-    def _placed(self, split: Split, weight: Any) -> jax.Array:
+    def _is_placed(self, weight: Any) -> bool:
         found = getattr(weight, "sharding", None)
-        if isinstance(found, NamedSharding) and found.mesh == self.mesh:
-            return weight
+        return isinstance(found, NamedSharding) and found.mesh == self.mesh
+
+    def _placed(self, split: Split, weight: Any) -> jax.Array:
+        if self._is_placed(weight):
+            placed: jax.Array = weight
+            return placed
         where = NamedSharding(self.mesh, along(split.axis))
         host, axis = np.asarray(weight), split.axis
         if axis is None:
@@ -95,8 +101,15 @@ class Shards:
         return jax.make_array_from_callback(shape, where, part)
 
     def whole(self, params: Any) -> Any:
-        """Weights that `place` has divided, as one device would have them; each is put together when it is read."""
-        return jax.tree.map(Undivided, self._splits, params, is_leaf=_is_split)
+        """Weights that `place` has divided, as one device would have them; each is put together when it is read.
+
+        Those that are not divided stay as they are.
+        """
+
+        def whole(split: Split, weight: Any) -> Any:
+            return Undivided(split, weight) if self._is_placed(weight) else weight
+
+        return jax.tree.map(whole, self._splits, params, is_leaf=_is_split)
 
     @functools.cached_property
     def of_weights(self) -> Any:
@@ -157,6 +170,15 @@ class Undivided:
     def __init__(self, split: Split, array: jax.Array) -> None:
         self._split, self._array, self.dtype = split, array, array.dtype
         self.shape = split.undivided_shape(array.shape)
+
+    def sample(self, count: int) -> np.ndarray:
+        """About `count` values spread over the whole array; no others are read."""
+        size, axis = math.prod(self.shape), self._split.axis
+        places = list(np.unravel_index(np.arange(0, size, max(1, size // count)), self.shape))
+        if axis is not None:
+            there = replace(self._split, axis=0).undivided(np.arange(self._array.shape[axis]))
+            places[axis] = there[places[axis]]
+        return np.asarray(self._array[tuple(places)])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         whole = self._split.undivided(np.asarray(self._array))

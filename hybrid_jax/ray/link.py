@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from hybrid_jax.api.workers.link import Link
+from hybrid_jax.api.workers.link import Link, WorkerLost
 from hybrid_jax.api.workers.process import FORCED, share_processors
 from hybrid_jax.worker.serving import Worker
 
@@ -29,7 +29,9 @@ class _InOrder:
         self._next = 0
 
     def add(self, number: int, frame: bytes) -> list[bytes]:
-        """Takes a frame, and returns those that are due."""
+        """Takes a frame, and returns those that are due; one that came before comes again, for `Frames` to find out."""
+        if number < self._next:
+            return [frame]
         heapq.heappush(self._early, (number, frame))
         due = []
         while self._early and self._early[0][0] == self._next:
@@ -47,7 +49,7 @@ class _Stored(Link):
 
     def __init__(self) -> None:
         self._leaving: SimpleQueue[ray.ObjectRef] = SimpleQueue()
-        self._come: dict[str, ray.ObjectRef] = {}
+        self._come: dict[str, list[ray.ObjectRef]] = defaultdict(list)
 
     def store(self, part: bytes) -> ray.ObjectRef:
         """As `Link.store`."""
@@ -71,7 +73,10 @@ class _Stored(Link):
 
     def disclose(self, enclosed: str) -> ray.ObjectRef:
         """As `Link.disclose`."""
-        return self._come.pop(enclosed)
+        found = self._come[enclosed].pop()
+        if not self._come[enclosed]:
+            del self._come[enclosed]
+        return found
 
     def along(self) -> list[ray.ObjectRef]:
         """The references that go with the next frame."""
@@ -79,7 +84,8 @@ class _Stored(Link):
 
     def came(self, references: list[ray.ObjectRef]) -> None:
         """Takes those that came with a frame, before its messages are read."""
-        self._come |= {found.hex(): found for found in references}
+        for found in references:
+            self._come[found.hex()].append(found)
 
 
 class _SeatLink(_Stored):
@@ -169,6 +175,7 @@ class RayLink(_Stored):
         self._asked: deque[Any] = deque()
         self._arrived: deque[bytes] = deque()
         self._why = ""
+        self._over = threading.Event()  # nothing more will come
 
     def place(self, timeout: float | None = None) -> bool:
         """Waits until Ray has placed the actor; False if that takes longer than `timeout` seconds.
@@ -188,13 +195,19 @@ class RayLink(_Stored):
     def begin(self, number: int, count: int) -> None:
         """Starts the worker, which is the `number`-th of `count` on its node."""
         self.sharing = count
-        self._seat.begin.remote(number, 0 if self._has_gpu else count)
+        try:
+            ray.get(self._seat.begin.remote(number, 0 if self._has_gpu else count))
+        except RayError as error:
+            raise WorkerLost(f"LLM: {self.about} did not start: {error}") from error
         for _ in range(AHEAD):
             self._asked.append(self._seat.take.remote())
 
     def send(self, frame: bytes) -> None:
         """As `Link.send`. If nobody is there, `receive` finds that out."""
-        self._seat.put.remote(self._sent, frame, self.along())
+        try:
+            self._seat.put.remote(self._sent, frame, self.along())
+        except RayError as error:
+            raise OSError(str(error)) from error
         self._sent += 1
 
     def receive(self) -> bytes:
@@ -204,8 +217,10 @@ class RayLink(_Stored):
                 number, frame, along = ray.get(self._asked.popleft())
             except (RayError, IndexError) as error:
                 self._why = str(error).strip().splitlines()[0] if str(error) else repr(error)
+                self._over.set()
                 raise EOFError from error
             if frame is None:
+                self._over.set()
                 raise EOFError
             self.came(along)
             self._asked.append(self._seat.take.remote())
@@ -213,10 +228,8 @@ class RayLink(_Stored):
         return self._arrived.popleft()
 
     def close(self) -> None:
-        """As `Link.close`."""
-        with suppress(RayError, IndexError):
-            while ray.get(self._asked.popleft(), timeout=FORCED)[1] is not None:
-                pass
+        """As `Link.close`. What still comes is received meanwhile."""
+        self._over.wait(FORCED)
         self.kill()
 
     def kill(self) -> None:

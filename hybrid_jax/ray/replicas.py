@@ -56,7 +56,7 @@ def start_llm(
         >>> with start_llm(replicas=2, address="local", quiet=True) as llm:  # doctest: +SKIP
         ...     outputs = llm.generate(["import ", "def add(a, b):\\n"])
     """
-    links = Actors(replicas, options.get("mesh"), actor_options or {})
+    links = Actors(replicas, options, actor_options or {})
     connect(address)
     return LLM._elsewhere(model, links, progress=progress, **options)
 
@@ -65,13 +65,15 @@ class Actors(Links):
     """Actors of the cluster that this process is connected with.
 
     Args:
-        replicas, mesh: as in `Links`.
-        options: of the actors, for Ray.
+        replicas, options: as in `Links`.
+        for_ray: options of the actors.
     """
 
-    def __init__(self, replicas: int | str, mesh: Any, options: Mapping[str, Any]) -> None:
-        super().__init__(replicas, mesh)
-        self._options = options
+    def __init__(
+        self, replicas: int | str, options: Mapping[str, Any], for_ray: Mapping[str, Any]
+    ) -> None:
+        super().__init__(replicas, options)
+        self._for_ray = for_ray
 
     def first(self) -> list[Link]:
         """As `Links.first`."""
@@ -99,8 +101,9 @@ class Actors(Links):
         return link
 
     def _start(self, number: int) -> RayLink:
-        gpus = {"num_gpus": self.devices} if ray.cluster_resources().get("GPU") else {}
-        link = RayLink(SeatActor.options(**{**gpus, **self._options}).remote(), number)
+        own = len(self.devices_of(number))
+        gpus = {"num_gpus": own} if ray.cluster_resources().get("GPU") else {}
+        link = RayLink(SeatActor.options(**{**gpus, **self._for_ray}).remote(), number)
         link.side = self.side(number)
         return link
 

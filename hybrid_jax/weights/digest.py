@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -28,7 +28,16 @@ def weights_digest(config: ModelConfig, params: Any) -> str:
     return digest.hexdigest()
 
 
-def sample(leaf: jax.Array, count: int) -> np.ndarray:
+class Sampled(Protocol):
+    """An array that gives samples itself, because it is in parts."""
+
+    def sample(self, count: int) -> np.ndarray:
+        """As `sample` below."""
+
+
+def sample(leaf: jax.Array | Sampled, count: int) -> np.ndarray:
     """About `count` values spread over an array. On a CPU the array is not copied for this."""
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return leaf.sample(count)
     flat = (np.asarray(leaf) if jax.default_backend() == "cpu" else leaf).reshape(-1)
     return np.asarray(flat[:: max(1, flat.size // count)])

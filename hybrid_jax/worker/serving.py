@@ -15,13 +15,14 @@ import numpy as np
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.llm import LLM
+from hybrid_jax.api.options import options_of_prefill
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.calls import Call, News
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.questions import named
 from hybrid_jax.api.threads.replicas import costs_of, tell_cache
-from hybrid_jax.api.workers.link import Frames, Link, as_bytes, portable
+from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes, portable
 from hybrid_jax.api.workers.messages import (
     Answered,
     Ask,
@@ -151,7 +152,10 @@ def loaded(start: Start, hand_over: HandOver) -> LLM:
     llm = LLM.__new__(LLM)
     ends = {"prefill": Sender, "decode": Receiver}
     side = functools.partial(ends[start.side], hand_over) if start.side else None
-    llm._load(start.model, start.options, sharing=start.sharing, side=side, **start.own)
+    options = {**start.options, "prefill_options": None}
+    if start.side == "prefill":
+        options = options_of_prefill(start.options)
+    llm._load(start.model, options, sharing=start.sharing, side=side, **start.own)
     return llm
 
 
@@ -190,8 +194,9 @@ class Worker:
         with ExitStack() as ends:
             ends.callback(self._asking.shutdown, wait=False)
             try:
-                [start] = self._frames.unpack(self._link.receive())
+                frame = self._link.receive()
                 try:
+                    [start] = self._frames.unpack(frame)
                     ready = self._start(start)
                 except BaseException as error:
                     self._link.send(self._frames.pack([as_bytes(NotStarted(portable(error)))]))
@@ -205,6 +210,8 @@ class Worker:
                 self._serve()
             except (EOFError, OSError):
                 self._left()  # the caller has ended
+            except WorkerLost as error:  # what came cannot be read
+                self._say(Ended(error))
 
     def _start(self, start: Start) -> Ready:
         """Makes the `LLM`, and has its cache and its end told of."""
@@ -368,7 +375,7 @@ class Worker:
         compiled = 0.0
         while True:
             messages = self._waiting()
-            over = messages[-1] is None
+            over = None in messages  # an answer may come after it
             said = [self._travelling(message) for message in messages if message is not None]
             if (seconds := self._compile_seconds()) != compiled:
                 compiled = seconds

@@ -51,6 +51,7 @@ class FakeEngine:
     script = SCRIPT.encode()
     max_len = 200
     own_settings = staticmethod(contextlib.nullcontext)
+    whole = staticmethod(lambda params: params)
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def test_only_the_engines_thread_and_the_questions_name_the_engine(root):
         f"api/{name}.py"
         for name in (
             "starting",
-            *(f"threads/{n}" for n in ("loop", "questions", "replicas")),
+            *(f"threads/{n}" for n in ("loop", "loop_of_hosts", "questions", "replicas")),
         )
     }
 

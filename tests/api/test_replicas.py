@@ -64,7 +64,8 @@ def make(request, monkeypatch, tokenizer):
         if request.param == "workers" and count > 1:
             llm = llm_of_workers(one, count, as_tokenizer(tokenizer))
         else:
-            monkeypatch.setattr(starting, "_replicas", lambda *_: [None] * count)
+            monkeypatch.setattr(starting.Sides, "devices", lambda *_: [None] * count)
+            options["mesh"] = f"dp={count}"
             llm = one()
         for engine in engines_of(llm):
             engine.pause = pause

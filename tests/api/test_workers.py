@@ -25,7 +25,7 @@ from hybrid_jax.text.given_tokenizer import as_tokenizer
 from hybrid_jax.worker import serving
 from tests.api.books import left_in_the_end, wait_until
 from tests.api.fake_engine import CONFIG, GREEDY, SCRIPT, FakeEngine, texts
-from tests.api.thread_workers import llm_of_workers
+from tests.api.thread_workers import llm_of_workers, start_worker
 from tests.drawing import spine
 from tests.llms import BUNDLED, HEAD, engines_of
 
@@ -171,6 +171,25 @@ def test_a_link_that_fails_at_any_moment_loses_and_doubles_nothing(make, one, sp
     for link in links:
         link.spoil = lambda frame: [frame]
     llm.close()
+
+
+@pytest.mark.parametrize("spoilt", ["cut", "changed", "twice"])
+def test_what_a_worker_cannot_read_is_told_and_lost_nowhere(make, caplog, spoilt):
+    llm, links = make(2)
+    once = [SPOILS[spoilt]]
+    links[0].worker._link.spoil = lambda frame: once.pop()(frame) if once else [frame]
+    assert texts(llm.generate(PROMPTS, GREEDY)) == [SCRIPT[:12]] * 7
+    wait_until(lambda: llm.stats()["replicas"] == 1)
+    assert not once and "WorkerLost('the caller: message " in caplog.text
+    llm.close()
+
+
+def test_a_worker_that_cannot_read_who_it_is_to_be_says_why():
+    link = start_worker(0, None)
+    link.send(b"x" * 10)
+    [told] = Frames(link.about).unpack(link.receive())
+    assert "the caller: a message of 10 bytes is cut" in str(told.error)
+    link.close()
 
 
 def test_calls_that_are_not_streamed_go_on_from_what_was_told(make, monkeypatch):

@@ -10,6 +10,8 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
 from hybrid_jax.api.threads import prefill_side
+from hybrid_jax.api.workers.starting import ROOT
+from hybrid_jax.tiers.hand_over import HandOver
 from hybrid_jax.tiers.parcel import Pieces
 from hybrid_jax.tiers.part_file import Damaged, Part, part_of_bytes, part_to_bytes, write_part
 from tests.drawing import left_to_all, spine
@@ -52,6 +54,20 @@ def test_tokens_are_those_of_one_engine(workers, bundled, params):
     if params.prompt_logprobs is None:
         assert "another engine" in came and workers.stats()["handed_over_prefixes"] > before
     assert workers._thread._dispatcher.prefill.num_promises == 0
+
+
+def test_sides_may_differ(bundled):
+    """Which is told to each worker; the lengths that all have room for hold for all."""
+    own = {"max_rows": 2, "page_tokens": 16, "prefill_tokens": 64, "memory": "12MiB"}
+    with LLM(**BUNDLED, replicas="prefill=1,decode=1", prefill_options=own, quiet=True) as llm:
+        facts = [thread.facts for thread in llm._thread._dispatcher.threads]
+        assert [one.engine_config.max_rows for one in facts] == [2, 4]
+        assert facts[0].engine_config.page_tokens == 16 != facts[1].engine_config.page_tokens
+        assert llm.engine_config == facts[1].engine_config
+        bundled.reset_prefix_cache()
+        assert tokens(llm.generate(LONG, GREEDY)) == tokens(bundled.generate(LONG, GREEDY))
+        stats = llm.stats()
+        assert stats["handed_over_prefixes"] and not stats["handed_over_failed"]
 
 
 def test_the_next_turn_brings_only_what_is_new(workers, bundled):
@@ -124,6 +140,46 @@ def test_a_part_travels_as_its_file(tmp_path):
     assert found.marks.items() >= part().marks.items()
 
 
+class Waiting:
+    """A replica that waits for promises, as `Forwarding` sees it."""
+
+    def __init__(self):
+        self.parts, self.ends = [], []
+
+    def bring_part(self, name, found):
+        self.parts.append(name)
+
+    def end_promise(self, name, state):
+        self.ends.append((name, state))
+
+
+def test_parts_go_again_to_a_replica_that_gave_them_up_and_once_to_one_that_has_them():
+    forwarding, to = prefill_side.Forwarding(), Waiting()
+    hand_over = HandOver(ROOT, came=forwarding.came, ended=forwarding.ended)
+    shared = np.arange(64)
+    other, longer = (hand_over.promise(np.r_[shared, np.arange(n)], 64 + n) for n in (64, 96))
+    forwarding.begin(hand_over, other, to)  # goes on all the time
+    own = [
+        part for part in hand_over.known(longer).parts if part not in hand_over.known(other).parts
+    ]
+    for time_ in range(3):
+        if time_:
+            hand_over.promise(np.r_[shared, np.arange(96)], 160)
+        forwarding.begin(hand_over, longer, to)
+        for part in hand_over.known(longer).parts:
+            if part not in hand_over.folder:
+                hand_over.folder.put(part, prefill_side.Travelling(found=b"x"))
+        hand_over.end(longer, "there")
+        forwarding.end(longer, to)
+        hand_over.take_back(longer)
+    assert own and all(to.parts.count(part) == 3 for part in own)
+    kept = [part for part in to.parts if part not in own]
+    assert len(kept) == len(set(kept))
+    assert to.ends == [(longer, "there")] * 3
+    forwarding.end(other, to)
+    assert not forwarding._parts and not forwarding._to
+
+
 @pytest.mark.parametrize("place", [9, 60, -1])
 def test_a_part_that_was_changed_on_the_way_is_refused(place):
     sent = bytearray(part_to_bytes(part()))
@@ -158,6 +214,7 @@ def test_damaged_and_late_parts_cost_time_and_no_token(workers, bundled, monkeyp
             for given in ("prefill=1", "prefill=1,decode=0", "prefill=1,decode=1,tp=2", "dp=2", "")
         ),
         ({"replicas": "prefill=1,decode=1", "cache": "off"}, "leave cache='off' out"),
+        ({"replicas": 2, "prefill_options": {"max_rows": 2}}, "and there are none; add mesh="),
         ({"replicas": "prefill=1,decode=1", "cache_dir": "x"}, "cache_dir does not go with"),
     ],
 )

@@ -22,7 +22,7 @@ def answers(llm, params=GREEDY, prompts=PROMPTS):
 def make(name, count=1, *, weights=0, **settings):
     """An LLM of one of `DIVIDED` on so many devices."""
     config, _ = DIVIDED[name]
-    params = redrawn(config, seed=weights)
+    params = redrawn(config, seed=weights, dtype=settings.get("dtype", "float32"))
     if config.mtp:
         settings = {"speculation": "mtp"} | settings
     mesh = None if count == 1 else f"tp={count}"
@@ -34,7 +34,7 @@ def make_on(mesh, name, **settings):
     config, _ = DIVIDED[name]
     if config.mtp:
         settings = {"speculation": "mtp"} | settings
-    params = redrawn(config, seed=0)
+    params = redrawn(config, seed=0, dtype=settings.get("dtype", "float32"))
     return LLM.from_params(config, params, quiet=True, mesh=mesh, **SETTINGS | settings)
 
 

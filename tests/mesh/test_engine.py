@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
-import pytest
 
 from hybrid_jax import SamplingParams
 from tests.exactness.engines import start_over
+from tests.llms import engine_of
 from tests.mesh.running import GREEDY, PROMPTS, answers, make, of_one_device
 
 NAME = "mixed"
@@ -87,12 +88,23 @@ def test_an_engine_that_lost_its_memory_goes_on():
         assert answers(llm) == of_one_device(NAME)[0]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_other_dtypes_repeat_themselves(dtype):
-    with make(NAME, 2, dtype=dtype) as llm:
-        first = answers(llm)
-        llm.reset_prefix_cache()
-        assert answers(llm) == first and len(first[0][0]) == GREEDY.max_tokens
+def test_bfloat16_repeats_itself_and_is_as_near_to_one_device_as_that_to_float32():
+    given = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    read = lambda llm: np.concatenate(
+        [np.asarray(one) for one in llm.logprobs(given, positions="all")]
+    )
+    with make(NAME) as exact, make(NAME, dtype="bfloat16") as one:
+        found = read(one)
+        rounding = np.abs(found - read(exact)).max()
+    assert 0.01 < rounding
+    for count in (2, 4):
+        with make(NAME, count, dtype="bfloat16") as llm:
+            weights = jax.tree.leaves(engine_of(llm._thread).runner.params)
+            assert sum(leaf.dtype == "bfloat16" for leaf in weights) > len(weights) / 2
+            first = answers(llm)
+            llm.reset_prefix_cache()
+            assert answers(llm) == first and len(first[0][0]) == GREEDY.max_tokens
+            assert np.abs(read(llm) - found).max() < 1.5 * rounding
 
 
 def test_a_warm_up_compiles_all():

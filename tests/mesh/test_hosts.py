@@ -9,41 +9,16 @@ import subprocess
 import sys
 import threading
 
-import jax
 import pytest
 
 from hybrid_jax.mesh.hosts import KEPT, Hosts, HostsDiffer, hosts_of
+from tests.api.host_store import Store
 from tests.drawing import left_to_all
 from tests.mesh import host_program
 from tests.mesh.conftest import WAIT
 from tests.mesh.running import answers, make
 
 # --- what processes tell each other -----------------------------------------------------------------
-
-
-class Store:
-    """As the client of `jax.distributed`, for threads of this process."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-        self.most = 0
-
-    def key_value_set(self, key, value):
-        with self.changed:
-            assert key not in self.values
-            self.values[key] = value
-            self.most = max(self.most, len(self.values))
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key, wait_ms):
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, wait_ms / 1000):
-                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: it is not there")
-            return self.values[key]
-
-    def key_value_delete(self, folder):
-        with self.changed:
-            self.values = {k: v for k, v in self.values.items() if not k.startswith(folder)}
 
 
 def together(*programs):
@@ -69,7 +44,7 @@ def test_all_get_the_texts_of_all_in_order_and_old_ones_are_deleted():
     rounds = 5 * KEPT
 
     def program(hosts):
-        return [hosts.exchange(f"{hosts.index} {number}") for number in range(rounds)]
+        return [hosts.exchange("word", f"{hosts.index} {number}") for number in range(rounds)]
 
     found, store = together(program, program, program)
     expected = [[f"{index} {number}" for index in range(3)] for number in range(rounds)]
@@ -81,26 +56,31 @@ def test_all_learn_who_differs_and_the_least():
     def program(hosts):
         assert hosts.least(5 + hosts.index) == 5
         assert hosts.least(None if hosts.index else 1) is None
-        hosts.agree("the same")
-        hosts.agree("a" if hosts.index < 2 else "b")
+        hosts.agree("word", "the same")
+        hosts.agree("word", "a" if hosts.index < 2 else "b")
 
     found, _ = together(program, program, program)
     assert [type(error) for error in found] == [HostsDiffer] * 3
     assert all("process 0 has a, process 2 has b" in str(error) for error in found)
 
 
+def test_who_has_come_to_something_else_is_named_too():
+    found, _ = together(lambda h: h.agree("plan", "x"), lambda h: h.exchange("calls", "[]"))
+    assert all("process 0 has plan x, process 1 has calls []" in str(error) for error in found)
+
+
 def test_who_waits_learns_that_another_has_ended_or_that_it_is_to_end_itself():
     def waits(hosts):
-        hosts.exchange("")
-        hosts.exchange("")
+        hosts.exchange("word", "")
+        hosts.exchange("word", "")
 
     def ends(hosts):
-        hosts.exchange("")
+        hosts.exchange("word", "")
         hosts.end()
 
     def stops(hosts):
         hosts.stops = lambda: True
-        hosts.exchange("")
+        hosts.exchange("word", "")
 
     found, _ = together(waits, ends)
     assert isinstance(found[0], HostsDiffer) and "process 1 has closed" in str(found[0])

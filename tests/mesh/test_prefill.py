@@ -196,6 +196,40 @@ def test_without_a_replica_that_computes_prompts_the_others_do(expected):
             llm.generate(GIVEN, GREEDY)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"page_tokens": 16, "max_rows": 2, "cache": "lru", "prefill_tokens": 64},
+        {"grain": 64, "prefill_tokens": 64},
+        {"mesh": "tp=2"},
+        pytest.param({"mesh": "tp=4", "page_tokens": 16, "memory": "4MiB"}, marks=left_to_all),
+    ],
+)
+def test_sides_may_differ(options, expected):
+    with make("prefill=1,decode=2", prefill_options=options) as llm:
+        first, *others = [engine.engine_config for engine in engines_of(llm)]
+        given = {
+            name: value
+            for name, value in options.items()
+            if name not in ("mesh", "cache", "memory")
+        }
+        assert all(getattr(first, name) == value for name, value in given.items())
+        assert all(
+            getattr(other, name) != value for other in others for name, value in given.items()
+        )
+        assert tokens_of(llm.generate(GIVEN, GREEDY)) == expected
+        stats = llm.stats()
+        assert stats["handed_over_prefixes"] == len(PROMPTS) and not stats["handed_over_failed"]
+        if "mesh" in options:
+            said = f"1 replica of {first.tp} devices to compute prompts, 2 replicas of 1 device"
+            assert said in llm.describe()
+            used = [engine.shards.mesh.size if engine.shards else 1 for engine in engines_of(llm)]
+            assert used == [first.tp, 1, 1]
+            with make() as one:
+                assert llm._digest() == one._digest()
+        assert_tidy(llm)
+
+
 def test_what_the_overview_says():
     with make("prefill=1,decode=2") as llm:
         assert (
@@ -217,6 +251,27 @@ def test_what_the_overview_says():
             r"mesh needs 9 devices \(prefill=4,decode=5\), and jax has 8",
         ),
         ({"mesh": "prefill=1,decode=1", "cache": "off"}, "leave cache='off' out"),
+        (
+            {"mesh": "prefill=1,decode=1", "prefill_options": {"cache": "off"}},
+            "leave cache='off' out",
+        ),
+        (
+            {"mesh": "prefill=1,decode=1", "prefill_options": {"exact": True}},
+            "prefill_options must be among cache, grain, .*, got 'exact'; what is the same",
+        ),
+        (
+            {"mesh": "prefill=1,decode=1", "prefill_options": {"mesh": "dp=2"}},
+            "how each of these replicas is divided, like 'tp=2'; got 'dp=2'",
+        ),
+        ({"mesh": "dp=2", "prefill_options": {"max_rows": 2}}, "and there are none; add mesh="),
+        (
+            {"mesh": "prefill=1,decode=1", "prefill_options": {"max_rows": 0}},
+            "max_rows must be positive, got 0",
+        ),
+        (
+            {"mesh": "prefill=2,decode=1", "prefill_options": {"mesh": "tp=4"}},
+            "mesh needs 9 devices",
+        ),
         ({"mesh": "prefill=1,decode=1", "cache_dir": "x"}, "leave one of the two out"),
     ],
 )

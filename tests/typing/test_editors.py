@@ -39,7 +39,8 @@ def test_checkers_read_the_names_that_are_loaded_on_first_use():
 
 
 def test_the_options_that_checkers_read_are_those_that_exist():
-    fields = EngineConfig.__dataclass_fields__.keys() - {"dtype", "tp"} | {"mesh"}  # tells tp
+    fields = EngineConfig.__dataclass_fields__.keys() - {"dtype", "tp"}
+    fields |= {"mesh", "prefill_options"}  # which tell tp, and fields of some replicas
     later = options.LaterOptions.__annotations__.keys()
     assert later == {*options.LATER_OPTIONS}
     assert options.EngineOptions.__annotations__.keys() == fields | later

@@ -28,12 +28,10 @@ class CallLoop(CommandLoop):
 
     Attributes:
         where: the engine is, in words, if it is not in this process.
-        together: other processes run the same engine, and do the same commands.
         on_end: called in the thread when it ends, with the reason, before its calls are told.
     """
 
     where = ""
-    together = False
 
     def __init__(self, record: Callable[[Job], None]) -> None:
         super().__init__()

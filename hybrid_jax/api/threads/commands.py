@@ -17,8 +17,8 @@ class Command:
     """What a loop should do between two turns. If it fails or the loop has ended, `cancel` is called.
 
     Attributes:
-        about: what it is, in words, if it changes what the engine computes. Processes that run a model together do such
-            commands in the same order.
+        about: what it is, in words, if it changes what the engine computes; "" once nothing is left to do. Processes
+            that run a model together do such commands in the same order.
     """
 
     do: Callable[[], object]

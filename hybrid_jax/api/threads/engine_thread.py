@@ -18,7 +18,7 @@ from hybrid_jax.api.threads.call_loop import CallLoop
 from hybrid_jax.api.threads.calls import Call, about_calls, own_error
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.front import Front
-from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.loop import Loop, settled
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.process.ending import wait_for
 from hybrid_jax.schedule.request import Request
@@ -103,9 +103,10 @@ class EngineThread(Front):
 
     def leave(self, call: Call) -> None:
         """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""
-        if not call.over or self._loop.together:
+        if not call.over:
             end = functools.partial(self._loop.end_call, call)
-            self._loop.give(Command(end, about=lambda: "the end of a call"))
+            about = lambda: "" if call.over else f"the end of {about_calls([call])}"
+            self._loop.give(Command(end, about=about))
 
     def ask(self, question: Question[Answer], *args: Any) -> Answer:
         """Has the engine answer a question, between two turns unless that is not needed; see `api.questions`.
@@ -169,7 +170,7 @@ class EngineThread(Front):
 
     def settle(self) -> None:
         """Has the engine end what nobody waits for, so that its counters and its cache are up to date."""
-        self._do(Loop.settle)
+        self._do(settled)
 
     def close(self, *, wait: bool = True) -> None:
         """Ends what still runs, closes the engine, and waits until that is done, or has it done soon."""

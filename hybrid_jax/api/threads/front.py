@@ -71,6 +71,11 @@ class Front(ABC):
         """How many engines there are."""
 
     @property
+    def prefill_devices(self) -> int:
+        """Devices of each engine that only computes prompts; 0 if there are none."""
+        return 0
+
+    @property
     def num_prefill(self) -> int:
         """How many of them only compute prompts."""
         return 0

@@ -333,6 +333,11 @@ class Loop(CallLoop):
             show_compiling(what, count, kept=kept, quiet=self._quiet)
 
 
+def settled(loop: Loop) -> None:
+    """As `Loop.settle`, of whatever loop it is. For `Loop.later`."""
+    loop.settle()
+
+
 def about_call(call: Callable[[Loop], Any]) -> Callable[[], str] | None:
     """As `Command.about`, of what `Loop.later` has called."""
     if call is Loop.turn:

@@ -6,7 +6,6 @@ import json
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty
 from typing import TYPE_CHECKING
 
 from hybrid_jax.api.completions import Job
@@ -46,27 +45,32 @@ class LoopOfHosts(Loop):
     @property
     def _breaks_off(self) -> bool:
         """Whether it is to end in the middle of calls, and leaves the others alone with them."""
-        return self._stopping and bool(self._calls)
+        return self._stopping and bool(self._calls or self._waiting)
 
     @property
     def _is_over(self) -> bool:
-        """Whether to end now: not before the turns to which the others may have come, after the last call."""
-        return self._breaks_off or (self._stopping and not (self._goes_on or self._waiting))
+        """Whether to end now: after the last call not before the turns to which the others may have come."""
+        return self._stopping and (self._breaks_off or not self._goes_on)
 
     def _do_commands(self) -> None:
+        """As of `Loop`. What concerns this process alone is done at once."""
         while True:
             idle = not (self._goes_on or self._waiting or self._stopping)
-            try:
-                command = self._commands.get(idle)
-            except Empty:
+            for _ in range(max(self._commands.qsize(), idle)):
+                command = self._commands.get()
+                if command.about is None:
+                    self._do(command)
+                else:
+                    self._waiting.append(command)
+            self._forget_done()
+            if self._goes_on or self._waiting or self._stopping:
                 break
-            self._stuck = False
-            if command.about is None:
-                self._do(command)
-            else:
-                self._waiting.append(command)
         if not self._is_over:
             self._do_together()
+
+    def _forget_done(self) -> None:
+        """Forgets commands of which nothing is left to do. What is left follows from the turns, so all agree on it."""
+        self._waiting = deque(command for command in self._waiting if _words(command))
 
     def _do_together(self) -> None:
         """Does the commands that all processes have by now.
@@ -74,9 +78,8 @@ class LoopOfHosts(Loop):
         Raises:
             HostsDiffer: they have others, or one has closed the model.
         """
-        own = [command.about() for command in self._waiting if command.about is not None]
         try:
-            texts = self._hosts.exchange(json.dumps(own))
+            texts = self._hosts.exchange("calls", json.dumps([*map(_words, self._waiting)]))
         except InterruptedError:
             return
         lists = [json.loads(text) for text in texts]
@@ -86,7 +89,16 @@ class LoopOfHosts(Loop):
                 if other != first:
                     raise self._hosts.differ(first, process, other)
         for _ in range(count):
+            self._stuck = False
             self._do(self._waiting.popleft())
+
+    def _do(self, command: Command) -> None:
+        try:
+            command.do()
+        except BaseException as error:
+            command.cancel(error)
+            if isinstance(error, HostsDiffer):  # it concerns all
+                raise
 
     def settle(self) -> None:
         """As `Loop.settle`, by turns that the others take as well."""
@@ -103,3 +115,7 @@ class LoopOfHosts(Loop):
         while self._waiting:
             self._waiting.popleft().cancel(error)
         super()._cancel_commands(error)
+
+
+def _words(command: Command) -> str:
+    return "" if command.about is None else command.about()

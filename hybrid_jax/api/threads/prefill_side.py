@@ -45,17 +45,17 @@ class Forwarding:
         self._lock = threading.Lock()
         self._parts: dict[str, tuple[str, ...]] = {}  # of each promise
         self._to: dict[str, list[EngineThread]] = defaultdict(list)  # who waits for each promise
-        self._sent: dict[EngineThread, set[str]] = defaultdict(set)
 
     def begin(self, hand_over: HandOver, name: str, to: EngineThread) -> None:
         """A replica waits for a promise from now on."""
         promise = hand_over.known(name)
         with self._lock:
+            has = self._wanted_by(to)
             self._to[name].append(to)
             if promise is not None:
                 self._parts[name] = tuple(promise.parts)
                 for part in promise.parts:
-                    if part in hand_over.folder:
+                    if part in hand_over.folder and part not in has:
                         self._send(to, part, hand_over.folder.read(part, {}))
         if promise is None or promise.state != "coming":
             to.end_promise(name, "failed" if promise is None else promise.state)
@@ -67,22 +67,24 @@ class Forwarding:
             if not self._to[name]:
                 del self._to[name]
                 self._parts.pop(name, None)
-            if not any(to in waiting for waiting in self._to.values()):
-                self._sent.pop(to, None)
 
     def came(self, name: str, part: Part) -> None:
         """A part has come."""
         with self._lock:
-            for promise, parts in self._parts.items():
-                if name in parts:
-                    for to in self._to[promise]:
-                        self._send(to, name, part)
+            waiting = [
+                to for n, parts in self._parts.items() if name in parts for to in self._to[n]
+            ]
+            for to in dict.fromkeys(waiting):
+                self._send(to, name, part)
+
+    def _wanted_by(self, to: EngineThread) -> set[str]:
+        """The parts of all promises that a replica waits for. It keeps a part as long as one of them has it."""
+        own = (n for n, waiting in self._to.items() if to in waiting)
+        return {part for name in own for part in self._parts.get(name, ())}
 
     def _send(self, to: EngineThread, name: str, part: Part) -> None:
-        if name not in self._sent[to]:
-            self._sent[to].add(name)
-            assert isinstance(part, Travelling), part
-            to.bring_part(name, part.found)
+        assert isinstance(part, Travelling), part
+        to.bring_part(name, part.found)
 
     def ended(self, name: str, state: str) -> None:
         """A promise was kept or broken."""

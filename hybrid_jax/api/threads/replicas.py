@@ -19,7 +19,7 @@ from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.dispatcher import Dispatcher, none_left
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.front import Front
-from hybrid_jax.api.threads.loop import Loop
+from hybrid_jax.api.threads.loop import Loop, settled
 from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.cluster.router import ReplicaCosts, Router
@@ -64,7 +64,7 @@ class Replicas(Front):
             dispatcher.add(replica, loop)
         if prefill is not None:
             prefill.threads = dispatcher.threads
-        super().__init__(dispatcher.threads[0].facts)
+        super().__init__(dispatcher.threads[-1].facts)  # those that only compute prompts come first
         self._thread = threading.Thread(
             target=dispatcher.run, name="hybrid_jax-dispatcher", daemon=True
         )
@@ -94,6 +94,11 @@ class Replicas(Front):
     def num_prefill(self) -> int:
         """How many of them only compute prompts."""
         return len(self._prefill.intersection(self._dispatcher.present))
+
+    @property
+    def prefill_devices(self) -> int:
+        """As `Front.prefill_devices`."""
+        return self._dispatcher.threads[0].facts.engine_config.tp if self._prefill else 0
 
     def submit(self, calls: Sequence[Call]) -> None:
         """As `EngineThread.submit`."""
@@ -160,7 +165,7 @@ class Replicas(Front):
 
     def settle(self) -> None:
         """As `EngineThread.settle`."""
-        self._each(Loop.settle)
+        self._each(settled)
 
     def _each(
         self, call: Callable[[Loop], Answer], chosen: Iterable[int] | None = None
@@ -228,15 +233,16 @@ class Replicas(Front):
             self._thread.join()
 
 
-def routers_of(model: ReplicaCosts, sides: Sequence[str]) -> dict[str, Router]:
+def routers_of(models: Sequence[ReplicaCosts], sides: Sequence[str]) -> dict[str, Router]:
     """A router for each side, which chooses none of the replicas of the other one.
 
     Args:
-        model: of all replicas, which are alike.
+        models: of each replica; those of a side are alike.
         sides: of each: "prefill" if it only computes prompts for others, "decode" if it goes on from them, and "".
     """
     routers = {}
     for side in dict.fromkeys(sides):
+        model = models[sides.index(side)]
         router = Router(len(sides), _costs_to_move(model) if side == "decode" else model)
         for replica, other in enumerate(sides):
             if other != side:
@@ -249,7 +255,7 @@ def routers_here(engines: Sequence[Engine]) -> dict[str, Router]:
     """As `routers_of`, and the engines' caches tell them what they have. No engine may run yet."""
     ends: dict[type, str] = {Sender: "prefill", Receiver: "decode"}
     sides = [ends.get(type(engine.disk), "") for engine in engines]
-    routers = routers_of(costs_of(engines[0]), sides)
+    routers = routers_of([costs_of(engine) for engine in engines], sides)
     for replica, engine in enumerate(engines):
         tell_cache(engine, functools.partial(routers[sides[replica]].tell, replica))
     return routers

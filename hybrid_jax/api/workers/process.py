@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -70,12 +70,12 @@ class PipeLink(Link):
         return "the process has closed its end"
 
 
-def start_process(number: int, count: int, *, cards: int) -> PipeLink:
+def start_process(number: int, count: int, *, cards: Sequence[int]) -> PipeLink:
     """Starts a worker, whose standard output and errors are those of this process.
 
     Args:
         number: of this worker, from 0. count: of all on this machine, which share its processors.
-        cards: how many of the machine's GPUs it gets, if there are any.
+        cards: which of the machine's GPUs it gets, if there are any.
     """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(number), str(count)]
@@ -83,7 +83,7 @@ def start_process(number: int, count: int, *, cards: int) -> PipeLink:
         command,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **_own_cards(number, cards, os.environ), "PYTHONPATH": _python_path()},
+        env={**os.environ, **_own_cards(cards, os.environ), "PYTHONPATH": _python_path()},
         start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
     )
     theirs.close()
@@ -100,14 +100,14 @@ def _python_path() -> str:
     return os.pathsep.join([own, *filter(None, given.split(os.pathsep))])
 
 
-def _own_cards(number: int, cards: int, environment: Mapping[str, str]) -> dict[str, str]:
+def _own_cards(cards: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:
     """Which cards jax may use in a worker, of those that the caller's jax may use."""
     given = environment.get(CARDS, "all")
-    first = number * cards
+    names = given.split(",")
     if given == "all":
-        own = [str(card) for card in range(first, first + cards)]
+        own = [str(card) for card in cards]
     else:
-        own = given.split(",")[first : first + cards]
+        own = [names[card] for card in cards if card < len(names)]
     return {CARDS: ",".join(own)}
 
 

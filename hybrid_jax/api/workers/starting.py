@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hybrid_jax.api.completions import Job
+from hybrid_jax.api.options import options_of_prefill
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
@@ -78,21 +79,22 @@ class Workers:
 
     @property
     def _first(self) -> Ready:
-        return self.all_[0].ready
+        """Of the first worker that generates."""
+        return next(worker.ready for worker in self.all_ if worker.link.side != "prefill")
 
     def threads(self, *, record: Callable[[Job], None], quiet: bool) -> Front:
         """What runs calls on them."""
         sides = [worker.link.side for worker in self.all_]
-        costs, prefill, hand_over = self._first.costs, None, None
-        routers = routers_of(costs, sides)
+        costs = [worker.ready.costs for worker in self.all_]
+        prefill, hand_over, routers = None, None, routers_of(costs, sides)
         if "prefill" in routers:
             forwarding = Forwarding()
             hand_over = HandOver(ROOT, came=forwarding.came, ended=forwarding.ended)
             prefill = PrefillSide(
                 hand_over,
                 routers["prefill"],
-                grain=costs.grain,
-                chunk=self.engine_config.prefill_tokens,
+                grain=max(each.grain for each in costs),
+                chunk=self.all_[0].ready.facts.engine_config.prefill_tokens,
                 forwarding=forwarding,
             )
 
@@ -118,7 +120,8 @@ class Workers:
         try:
             [found] = ready_workers([link], self.start, False)
             _check_alike([self.all_[0], found])
-            room, needed = found.ready.facts.max_model_len, self._first.facts.max_model_len
+            facts = self.all_[number].ready.facts  # of the one before
+            room, needed = found.ready.facts.max_model_len, facts.max_model_len
             if room < needed:
                 raise WorkerLost(
                     f"{link.about} has room for sequences of {room} tokens, and the others for {needed}"
@@ -126,7 +129,7 @@ class Workers:
         except BaseException:
             link.kill()
             raise
-        return replace(found, ready=found.ready._replace(facts=self._first.facts))
+        return replace(found, ready=found.ready._replace(facts=facts))
 
 
 class Links(ABC):
@@ -134,23 +137,32 @@ class Links(ABC):
 
     Args:
         replicas: how many, as in `LLM`.
-        mesh: of each, as in `LLM`.
+        options: of `LLM`, whose meshes say how they are divided.
 
     Raises:
-        ValueError: the number or the mesh is not what it should be.
+        ValueError: the number or a mesh is not what it should be.
 
     Attributes:
         count: all of them. prefill: how many of these, the first ones, only compute prompts.
-        devices: of each.
+        devices: how many each of these has, and how many each of the others.
     """
 
-    def __init__(self, replicas: int | str, mesh: Any) -> None:
+    def __init__(self, replicas: int | str, options: Mapping[str, Any]) -> None:
         count, self.prefill = _counts(replicas)
+        mesh = options.get("mesh")
         if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
             raise ValueError(
                 f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
             )
-        self.count, self.devices = count, read_mesh(mesh).tp
+        own = options_of_prefill(options)["mesh"]
+        self.count, self.devices = count, (read_mesh(own).tp, read_mesh(mesh).tp)
+
+    def devices_of(self, number: int) -> range:
+        """The devices of a worker, where all are on one machine."""
+        of_prefill, of_others = self.devices
+        before = min(number, self.prefill)
+        first = before * of_prefill + (number - before) * of_others
+        return range(first, first + (of_prefill if number < self.prefill else of_others))
 
     def side(self, number: int) -> Literal["prefill", "decode", ""]:
         """As `Link.side`, of a worker."""
@@ -183,7 +195,7 @@ class Processes(Links):
 
     def another(self, number: int) -> Link:
         """As `Links.another`."""
-        link = start_process(number, self.count, cards=self.devices)
+        link = start_process(number, self.count, cards=self.devices_of(number))
         link.side = self.side(number)
         return link
 
