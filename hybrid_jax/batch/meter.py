@@ -45,7 +45,8 @@ class Meter(ProgressColumn):
     @property
     def compile_s(self) -> float:
         """How many of these seconds went into waiting for the compiler."""
-        return self._compile_seconds() - self._compiled_before
+        # A replica in the place of one that has ended counts from 0 again.
+        return min(max(0.0, self._compile_seconds() - self._compiled_before), self.seconds)
 
     @property
     def rate(self) -> float:

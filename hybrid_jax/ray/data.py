@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
@@ -55,19 +56,17 @@ class Generate:
             raise ValueError(
                 f"Generate: the data has no column {self._prompt!r}, only {sorted(batch)}; name it with prompt=..."
             )
-        prompts = [
-            prompt if isinstance(prompt, str) else [int(token) for token in prompt]
-            for prompt in batch[self._prompt]
-        ]
-        found = self._llm.generate(prompts, self._params, errors="return", progress=False)
+        prompts = [_prompt_of(value) for value in batch[self._prompt]]
+        known = [prompt for prompt in prompts if not isinstance(prompt, Exception)]
+        found = iter(self._llm.generate(known, self._params, errors="return", progress=False))
+        outputs = [p if isinstance(p, Exception) else next(found) for p in prompts]
         texts, reasons, counts, errors = [], [], [], []
-        for output in found:
-            failed = isinstance(output, Exception)
-            one = None if failed else output.outputs[0]
+        for output in outputs:
+            one = None if isinstance(output, Exception) else output.outputs[0]
             texts.append("" if one is None else one.text)
             reasons.append("" if one is None else one.finish_reason)
             counts.append(0 if one is None else len(one.token_ids))
-            errors.append(str(output) if failed else "")
+            errors.append(str(output) if isinstance(output, Exception) else "")
         return {
             **batch,
             "generated_text": np.array(texts, object),
@@ -75,3 +74,13 @@ class Generate:
             "num_tokens": np.array(counts, np.int64),
             "error": np.array(errors, object),
         }
+
+
+def _prompt_of(value: Any) -> str | list[int] | Exception:
+    """A prompt of a row, or why it is none."""
+    if isinstance(value, str):
+        return value
+    try:
+        return [operator.index(token) for token in value]
+    except TypeError:
+        return TypeError(f"Generate: a prompt must be a text or token ids, got {value!r}")

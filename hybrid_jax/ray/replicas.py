@@ -56,6 +56,10 @@ def start_llm(
         >>> with start_llm(replicas=2, address="local", quiet=True) as llm:  # doctest: +SKIP
         ...     outputs = llm.generate(["import ", "def add(a, b):\\n"])
     """
+    if not isinstance(address, str | None):
+        raise ValueError(
+            f"start_llm: address must be 'auto', 'HOST:PORT' or 'local', got {address!r}"
+        )
     links = Actors(replicas, options, actor_options or {})
     connect(address)
     return LLM._elsewhere(model, links, progress=progress, **options)

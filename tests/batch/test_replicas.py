@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -144,3 +145,13 @@ def test_a_number_of_replicas_that_makes_no_sense(expected, tmp_path, replicas):
     said = " ".join(err.replace("│", " ").split())
     assert "replicas must be an integer of at least 1, or like 'prefill=1,decode=2', got" in said
     assert os.listdir(tmp_path) == []
+
+
+def test_more_replicas_than_a_machine_has_time_for_start_nothing(expected, tmp_path):
+    code, out, err = finish(start((expected[0], tmp_path / "out.jsonl"), "--replicas", "10" * 10))
+    said = " ".join(err.replace("│", " ").split())
+    assert (
+        code == 2
+        and out == ""
+        and re.search("at most [0-9]+ on this machine, which has .* got 10101", said)
+    )

@@ -145,6 +145,19 @@ def test_a_stage_of_a_data_set(cluster, bundled):
     assert [bool(row["error"]) for row in found] == [False] * 6 + [True]
 
 
+def test_rows_that_are_no_prompts_have_their_reason_and_the_others_are_completed(
+    bundled, monkeypatch
+):
+    monkeypatch.setattr("hybrid_jax.ray.data.LLM", lambda *_, **__: bundled)
+    rows = np.array(["import ", None, 5, float("nan"), [], np.array([100, 101]), [1.5]], object)
+    found = Generate(sampling_params=GREEDY)({"prompt": rows})
+    told = dict(enumerate(found["error"]))
+    assert told[0] == told[5] == "" and found["num_tokens"][0] == found["num_tokens"][5] == 8
+    for row, value in ((1, "None"), (2, "5"), (3, "nan"), (6, "[1.5]")):
+        assert told[row] == f"Generate: a prompt must be a text or token ids, got {value}"
+    assert told[4] and not found["num_tokens"][1:5].any()
+
+
 def test_a_column_that_is_not_there(bundled, monkeypatch):
     monkeypatch.setattr("hybrid_jax.ray.data.LLM", lambda *_, **__: bundled)
     with pytest.raises(ValueError, match=r"no column 'text', only \['id'\]; name it with prompt="):
@@ -192,6 +205,11 @@ def test_a_mesh_with_replicas_of_its_own(mesh):
 def unused_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(ValueError, match="address must be 'auto', 'HOST:PORT' or 'local', got 5"):
+        start_llm(address=5)
 
 
 def test_a_cluster_that_is_not_there(monkeypatch):

@@ -26,7 +26,7 @@ SIDES = ("prefill", "caller", "decode")
 
 
 def make() -> LLM:
-    links = ThreadWorkers("prefill=1,decode=1", None)
+    links = ThreadWorkers("prefill=1,decode=1", {})
     return LLM._elsewhere(None, links, quiet=True, **BUNDLED)
 
 

@@ -21,12 +21,15 @@ from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
 from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
 from hybrid_jax.api.workers.process import start_process
 from hybrid_jax.api.workers.worker_loop import WorkerLoop
+from hybrid_jax.byte_sizes import counted
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.checks import is_integer
 from hybrid_jax.config.mesh import read_mesh
 from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.hand_over import HandOver
 
+# How many workers a machine may have: more are a mistake, and a processor has no time for them.
+LEAST_LIMIT, PER_PROCESSOR = 16, 4
 ROOT = root_of("replicas")  # of what is between the sides of a hand-over; all have the same weights
 
 
@@ -180,7 +183,17 @@ class Links(ABC):
 
 
 class Processes(Links):
-    """Processes of this machine."""
+    """Processes of this machine. The arguments are those of `Links`."""
+
+    def __init__(self, replicas: int | str, options: Mapping[str, Any]) -> None:
+        super().__init__(replicas, options)
+        processors = os.cpu_count() or 1
+        most = max(LEAST_LIMIT, PER_PROCESSOR * processors)
+        if self.count > most:
+            raise ValueError(
+                f"LLM: replicas must be at most {most} on this machine, which has {counted(processors, 'processor')}; "
+                f"got {self.count}"
+            )
 
     def first(self) -> list[Link]:
         """As `Links.first`."""
