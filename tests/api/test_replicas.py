@@ -197,7 +197,7 @@ def test_metrics_do_not_tell_of_other_engines(make):
         outputs = llm.generate(PROMPTS, GREEDY)
         assert {out.metrics.compile_s for out in outputs} == {0.0}
         assert all(out.metrics.arrival_time <= out.metrics.first_token_time for out in outputs)
-        assert llm.compile_s == 107.0
+        assert llm.compile_s == 100.0  # they compile at the same time
 
 
 # --- who leaves, and what fails -------------------------------------------------------------------
