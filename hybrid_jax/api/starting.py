@@ -52,6 +52,7 @@ from hybrid_jax.weights.digest import weights_digest
 
 LOG = logging.getLogger("hybrid_jax.engine")
 UNOPTIMIZED = "jax_disable_most_optimizations"
+MOST_TRIED = 16  # devices, of which is said whether they divide a model
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
@@ -266,11 +267,31 @@ class Sides(NamedTuple):
         counts = [
             settings.get("tp", 1) for settings in [*firsts, *[self.settings] * self.num_others]
         ]
+        drafting = drafting_model(config, self.settings.get("speculation"))
         for count in dict.fromkeys(counts):
-            shard_config(drafting_model(config, self.settings.get("speculation")), count)
+            _require_divisible(drafting, count)
         if (named := devices_of(mesh)) is not None:
             return [*named]
         return [None] if counts == [1] else [*first_devices(read_mesh(mesh), counts)]
+
+
+def _require_divisible(config: ModelConfig, count: int) -> None:
+    """ValueError for a model that so many devices cannot divide, with the numbers that can."""
+    try:
+        shard_config(config, count)
+    except ValueError as error:
+        others = [other for other in range(2, MOST_TRIED + 1) if _is_divisible(config, other)]
+        can = " or ".join(f"tp={other}" for other in others)
+        instead = f"{can} would" if can else f"no tp up to {MOST_TRIED} would, so leave it out"
+        raise ValueError(f"LLM: tp={count} cannot divide this model: {error}; {instead}") from error
+
+
+def _is_divisible(config: ModelConfig, count: int) -> bool:
+    try:
+        shard_config(config, count)
+    except ValueError:
+        return False
+    return True
 
 
 def _hosts(replicas: Sequence[Devices], settings: Mapping[str, Any]) -> Hosts | None:

@@ -8,7 +8,7 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from hybrid_jax.engine.this_device import (
 from hybrid_jax.engine.tiers.open_disk import open_disk, root_of_engine
 from hybrid_jax.engine.tiers.prompt_clock import PromptClock
 from hybrid_jax.geometry import Geometry, make_geometry
-from hybrid_jax.mesh.hosts import Hosts
+from hybrid_jax.mesh.hosts import PARTS, Hosts
 from hybrid_jax.mesh.joins import divided_form
 from hybrid_jax.mesh.shards import Shards
 from hybrid_jax.process.own_settings import own_settings
@@ -164,10 +164,20 @@ class Engine:
         crc = 0
         for leaf in alike:  # norms and the like; the rest of the weights is in parts
             crc = zlib.crc32(np.asarray(leaf).tobytes(), crc)
-        return (
-            f"model [{zlib.crc32(repr(self.config).encode()):08x}], weights [{crc:08x}], "
-            f"settings [{zlib.crc32(repr(self.engine_config).encode()):08x}], {self.sizes.num_frames} frames, "
-            f"{self.sizes.max_model_len} tokens, hybrid_jax {__version__}, jax {jax.__version__}"
+        settings = (
+            f"{field.name}={getattr(self.engine_config, field.name)!r}"
+            for field in fields(self.engine_config)
+        )
+        return PARTS.join(
+            (
+                f"model [{zlib.crc32(repr(self.config).encode()):08x}]",
+                f"weights that all have [{crc:08x}]",
+                *settings,
+                f"{self.sizes.num_frames} frames",
+                f"room for {self.sizes.max_model_len} tokens",
+                f"hybrid_jax {__version__}",
+                f"jax {jax.__version__}",
+            )
         )
 
     def _divide(self, devices: Sequence[jax.Device] | None) -> Shards | None:

@@ -21,6 +21,7 @@ LOG = logging.getLogger("hybrid_jax.engine")
 WAIT_MS = 500  # between two looks at whether to go on waiting
 PATIENCE = 30.0  # seconds of waiting for another process before that is said
 KEPT = 64  # rounds whose values are deleted together
+PARTS = " | "  # between the parts of a text
 _ENDED = "ended"
 # How many groups there were of the same processes, which make them in the same order.
 _made: Counter[str] = Counter()
@@ -76,12 +77,21 @@ class Hosts:
         """Goes on where all processes have the same text; the arguments are those of `exchange`.
 
         Raises:
-            HostsDiffer: they do not; names the first that differs from the first of all.
+            HostsDiffer: they do not; names the first that differs from the first of all. Of texts in as many parts,
+                divided by `PARTS`, only those that differ are named.
             InterruptedError: as `exchange`.
         """
         texts = self.exchange(kind, text)
         for process, other in zip(self.processes, texts, strict=True):
             if other != texts[0]:
+                parts = texts[0].split(PARTS), other.split(PARTS)
+                if len(parts[0]) == len(parts[1]):
+                    unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
+                    raise self.differ(
+                        ", ".join(first for first, _ in unlike),
+                        process,
+                        ", ".join(second for _, second in unlike),
+                    )
                 raise self.differ(texts[0], process, other)
 
     def differ(self, first: str, process: int, other: str) -> HostsDiffer:

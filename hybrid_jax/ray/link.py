@@ -168,7 +168,7 @@ class RayLink(_Stored):
 
     def __init__(self, seat: Any, number: int) -> None:
         super().__init__()
-        self._seat, self._number = seat, number
+        self._seat, self.number = seat, number
         self.about = f"worker {number}"
         self.node, self._has_gpu = "", False
         self._sent, self._order = 0, _InOrder()
@@ -189,7 +189,7 @@ class RayLink(_Stored):
             )
         except GetTimeoutError:
             return False
-        self.about = f"worker {self._number} (process {process} on {address})"
+        self.about = f"worker {self.number} (process {process} on {address})"
         return True
 
     def begin(self, number: int, count: int) -> None:

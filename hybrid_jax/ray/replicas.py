@@ -78,6 +78,7 @@ class Actors(Links):
     ) -> None:
         super().__init__(replicas, options)
         self._for_ray = for_ray
+        self._places: dict[int, tuple[str, int, int]] = {}  # node, number and count there
 
     def first(self) -> list[Link]:
         """As `Links.first`."""
@@ -86,7 +87,7 @@ class Actors(Links):
             _place(found)
             nodes, begun = Counter(link.node for link in found), Counter[str]()
             for link in found:
-                link.begin(begun[link.node], nodes[link.node])
+                self._begin(link, begun[link.node], nodes[link.node])
                 begun[link.node] += 1
         except BaseException:
             kill_all(found)
@@ -98,11 +99,19 @@ class Actors(Links):
         link = self._start(number)
         try:
             _place([link])
-            link.begin(0, 1)
+            node, own, count = self._places[number]
+            if link.node != node:  # beside those that are there
+                count = 1 + sum(where == link.node for where, *_ in self._places.values())
+                own = count - 1
+            self._begin(link, own, count)
         except BaseException:
             link.kill()
             raise
         return link
+
+    def _begin(self, link: RayLink, number: int, count: int) -> None:
+        self._places[link.number] = link.node, number, count
+        link.begin(number, count)
 
     def _start(self, number: int) -> RayLink:
         own = len(self.devices_of(number))

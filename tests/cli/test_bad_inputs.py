@@ -198,7 +198,7 @@ MISTAKES = [
         "--checkpoints int8 needs a model whose recurrent layers are known one by one, got paper_7b",
     ),
     ("generate x --mesh 2", "--mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got '2'"),
-    ("generate x --mesh tp=2", "num_heads of Attention layers must be a multiple of the devices"),
+    ("generate x --mesh tp=2", "tp=2 cannot divide this model: num_heads of Attention layers must be a multiple of"),
     ("generate x --mesh dp=2", "--mesh needs 2 devices (dp=2), and jax has 1 from "),
     ("inspect --mesh tp=0", "--mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got 'tp=0'"),
     ("inspect hybrid_7b --device h200 --mesh tp=64", "num_heads of "),

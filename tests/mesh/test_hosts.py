@@ -64,6 +64,11 @@ def test_all_learn_who_differs_and_the_least():
     assert all("process 0 has a, process 2 has b" in str(error) for error in found)
 
 
+def test_only_the_parts_that_differ_are_named():
+    found, _ = together(*(lambda h, n=n: h.agree("start", f"a=1 | b={n} | c=3") for n in (2, 5)))
+    assert all("process 0 has b=2, process 1 has b=5; make" in str(error) for error in found)
+
+
 def test_who_has_come_to_something_else_is_named_too():
     found, _ = together(lambda h: h.agree("plan", "x"), lambda h: h.exchange("calls", "[]"))
     assert all("process 0 has plan x, process 1 has calls []" in str(error) for error in found)
@@ -165,8 +170,8 @@ def test_processes_that_differ_stop_with_the_difference():
         "cache_dir": "cache_dir has no form for a model over several processes yet; leave it out, got 'kept'",
         "host_memory": "host_memory has no form for a model over several processes yet",
         "replicas": "a mesh over several processes is one model, as in mesh='tp=4', got 2 replicas",
-        "settings": "HostsDiffer: LLM: the processes of this model differ",
-        "weights": "HostsDiffer: LLM: the processes of this model differ",
+        "settings": "process 0 has max_rows=3, ",
+        "weights": "process 0 has weights that all have [",
         "calls": "process 0 has a call with 2 prompts",
         "later": "process 0 has a call with 2 prompts",
         "plans": "process 0 has prefill",

@@ -327,7 +327,10 @@ def test_a_cut_of_another_shape_or_base_is_one_error(tmp_path):
             "LLM: mesh must be like 'tp=4', 'dp=2', 'dp=2,tp=2' or 'prefill=1,decode=2', got 'four'",
         ),
         (4, "LLM: mesh must be like .* or a jax.sharding.Mesh, got 4"),
-        ("tp=5", "num_heads of Attention layers must be a multiple of the devices .* and 5"),
+        (
+            "tp=5",
+            "tp=5 cannot divide .*num_heads of Attention .* multiple of the devices .* and 5; tp=2 or",
+        ),
     ],
 )
 def test_what_is_no_mesh_for_a_model(mesh, message):

@@ -116,6 +116,7 @@ class WorkerLoop(CallLoop):
             error = mistake
         if not self._stopping:
             error = self._lost or error
+            self._link.kill()  # before another one is started, which may need its card
         self.on_end(error)  # first, so that who is refused finds what it brought about
         self._ended = error
         for call in list(self._calls.values()):
