@@ -21,9 +21,7 @@ from hybrid_jax.api.options import (
     EngineOptions,
     RareOptions,
     default_params,
-    engine_options,
-    options_of_prefill,
-    require_sides,
+    options_of_sides,
     unused_defaults,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
@@ -214,8 +212,8 @@ class LLM(Reader):
             side: as in `start_folder`.
         """
         # Mistakes show before anything is loaded.
-        settings, prefill = engine_options(options), engine_options(options_of_prefill(options))
-        require_sides(options, links is not None and links.prefill > 0)
+        have_sides = links is not None and links.prefill > 0
+        settings, prefill = options_of_sides(options, have_sides=have_sides)
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         folder = BUNDLED if model is None else model_folder(model, "LLM")
         if model is None and not (folder / "config.json").is_file():
@@ -291,9 +289,7 @@ class LLM(Reader):
             (4, '')
         """
         check_process()
-        settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
-        prefill = engine_options(options_of_prefill(options))
-        require_sides(options)
+        settings, prefill = options_of_sides(options, own=("tokenizer", "dtype", "quiet"))
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
 
         self = cls.__new__(cls)

@@ -198,13 +198,25 @@ def options_of_prefill(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **own, "mesh": mesh, "prefill_options": None}
 
 
-def require_sides(given: Mapping[str, Any], have_sides: bool = False) -> None:
-    """ValueError for `prefill_options` without replicas that only compute prompts; `have_sides` if there are some."""
+def options_of_sides(
+    given: Mapping[str, Any], *, have_sides: bool = False, own: Collection[str] = OWN_OPTIONS
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `engine_options`: of replicas that generate, and of those that only compute prompts.
+
+    Args:
+        given, own: as in `engine_options`.
+        have_sides: there are such replicas, whatever the mesh says.
+
+    Raises:
+        As `engine_options` and `options_of_prefill`; ValueError for `prefill_options` without such replicas.
+    """
+    found = engine_options(given, own=own), engine_options(options_of_prefill(given), own=own)
     if given.get("prefill_options") and not (have_sides or read_mesh(given.get("mesh")).prefill):
         raise ValueError(
             "LLM: prefill_options are for replicas that only compute prompts, and there are none; add "
             "mesh='prefill=1,decode=1', or leave prefill_options out"
         )
+    return found
 
 
 def _speculation(wanted: Any) -> SpeculationConfig:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -99,6 +99,7 @@ def _loop(engine: Engine, *, record: Callable[[Job], None], quiet: bool) -> Loop
 
 # Makes one end of a hand-over, of an engine's geometry and form.
 Side = Callable[[Geometry, Form], Disk]
+Chosen = TypeVar("Chosen")
 # The devices of a replica; None for wherever jax puts arrays.
 Devices = Sequence[jax.Device] | None
 
@@ -247,11 +248,11 @@ class Sides(NamedTuple):
         shape = read_mesh(mesh)
         return cls(shape.prefill, shape.dp, settings, settings if prefill is None else prefill)
 
-    def each(self, choose: Callable[[Mapping[str, Any]], EngineConfig]) -> list[EngineConfig]:
+    def each(self, choose: Callable[[Mapping[str, Any]], Chosen]) -> list[Chosen]:
         """What is chosen for each replica."""
         others = choose(self.settings)
-        firsts = others if self.prefill == self.settings or not self.num_prefill else None
-        firsts = firsts or choose(self.prefill)
+        differ = self.num_prefill and self.prefill != self.settings
+        firsts = choose(self.prefill) if differ else others
         return [firsts] * self.num_prefill + [others] * self.num_others
 
     def devices(self, config: ModelConfig, mesh: Any) -> list[Devices]:
@@ -260,13 +261,10 @@ class Sides(NamedTuple):
         Raises:
             ValueError: as `shard_config` and `first_devices`.
         """
-        firsts = [self.prefill] * self.num_prefill
-        for settings in firsts[:1]:
-            _check_sides(settings)
+        if self.num_prefill:
+            _check_sides(self.prefill)
             _check_sides(self.settings)
-        counts = [
-            settings.get("tp", 1) for settings in [*firsts, *[self.settings] * self.num_others]
-        ]
+        counts = self.each(lambda settings: settings.get("tp", 1))
         drafting = drafting_model(config, self.settings.get("speculation"))
         for count in dict.fromkeys(counts):
             _require_divisible(drafting, count)

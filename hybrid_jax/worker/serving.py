@@ -199,9 +199,9 @@ class Worker:
                     [start] = self._frames.unpack(frame)
                     ready = self._start(start)
                 except BaseException as error:
-                    self._link.send(self._frames.pack([as_bytes(NotStarted(portable(error)))]))
+                    self._link.send(self._frames.pack_one(NotStarted(portable(error))))
                     return
-                self._link.send(self._frames.pack([as_bytes(ready)]))
+                self._link.send(self._frames.pack_one(ready))
                 sender = threading.Thread(target=self._send, name="hybrid_jax-send", daemon=True)
                 sender.start()
                 ends.callback(sender.join)
@@ -357,7 +357,7 @@ class Worker:
         except OSError:
             pass
         except BaseException as error:  # a bug here; the caller must not wait for ever
-            self._link.send(self._frames.pack([as_bytes(Ended(portable(error)))]))
+            self._link.send(self._frames.pack_one(Ended(portable(error))))
 
     def _waiting(self) -> list[Any]:
         """The next messages: all that are there, and if nobody waits for them, those that come in the next moment."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import starting
 from hybrid_jax.mesh.hosts import Hosts, HostsDiffer
+from tests.api.books import wait_until
 from tests.api.fake_engine import CONFIG, GREEDY, SCRIPT, FakeEngine, texts
 from tests.api.host_store import Store
 from tests.llms import engine_of
@@ -51,13 +51,6 @@ def in_threads(call):
         thread.join(20)
         assert not thread.is_alive(), found
     return found
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_both_answer_and_take_the_same_turns(pair):

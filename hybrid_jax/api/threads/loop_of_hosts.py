@@ -24,8 +24,6 @@ class LoopOfHosts(Loop):
         hosts: these processes. The others are as in `Loop`.
     """
 
-    together = True
-
     def __init__(
         self, engine: Engine, hosts: Hosts, *, record: Callable[[Job], None], quiet: bool = False
     ) -> None:

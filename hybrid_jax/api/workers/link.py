@@ -110,6 +110,10 @@ class Frames:
         self._sent += 1
         return _HEAD.pack(*head) + body
 
+    def pack_one(self, message: Any) -> bytes:
+        """A frame with one message. Raises as `as_bytes`."""
+        return self.pack([as_bytes(message)])
+
     def unpack(self, frame: bytes) -> list[Any]:
         """The messages of a frame.
 

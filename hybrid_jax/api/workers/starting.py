@@ -17,7 +17,7 @@ from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
 from hybrid_jax.api.threads.replicas import Replicas, routers_of
-from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
+from hybrid_jax.api.workers.link import Frames, Link, WorkerLost
 from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
 from hybrid_jax.api.workers.process import start_process
 from hybrid_jax.api.workers.worker_loop import WorkerLoop
@@ -267,7 +267,7 @@ def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption)
     both = [(link, Frames(link.about)) for link in links]
     for link, frames in both:
         with suppress(OSError):  # it has ended, which the next look finds
-            link.send(frames.pack([as_bytes(start._replace(sharing=link.sharing, side=link.side))]))
+            link.send(frames.pack_one(start._replace(sharing=link.sharing, side=link.side)))
     found: list[Worker] = []
     with progress_of(progress, "starting") as report:
         for link, frames in both:

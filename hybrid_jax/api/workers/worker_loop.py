@@ -162,7 +162,7 @@ class WorkerLoop(CallLoop):
 
     def _end_link(self) -> None:
         try:
-            self._link.send(self._frames.pack([as_bytes(Stop())]))
+            self._link.send(self._frames.pack_one(Stop()))
         except OSError:
             pass  # nobody is there
         self._link.close()
