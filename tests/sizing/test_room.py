@@ -172,11 +172,11 @@ def test_too_much_of_the_hosts_memory_is_named_with_what_fits():
     "wanted, remedy", [("cuda", 'pip install "hybrid_jax[cuda12]"'), ("tpu", "leave it out")]
 )
 def test_a_platform_that_jax_cannot_use_is_named_with_the_remedy(monkeypatch, wanted, remedy):
-    def fails(platform):
+    def fails(backend=None):
         raise RuntimeError("Unable to initialize backend")
 
     config = SimpleNamespace(jax_platforms=wanted, jax_default_device=None)
-    asked = SimpleNamespace(devices=fails, config=config, Device=jax.Device)
+    asked = SimpleNamespace(devices=fails, local_devices=fails, config=config, Device=jax.Device)
     monkeypatch.setattr(this_device, "jax", asked)
     monkeypatch.setattr(this_device, "claim_gpu", lambda: None)
     with pytest.raises(
