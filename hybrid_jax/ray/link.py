@@ -7,7 +7,7 @@ import os
 import threading
 from collections import defaultdict, deque
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
@@ -101,8 +101,11 @@ class _SeatLink(_Stored):
     def send(self, frame: bytes) -> None:
         self.outgoing.put((frame, self.along()))
 
-    def receive(self) -> bytes:
-        return self.incoming.get()
+    def receive(self, within: float | None = None) -> bytes:
+        try:
+            return self.incoming.get(timeout=within)
+        except Empty:
+            raise TimeoutError from None
 
     def close(self) -> None:
         """The actor is ended by who made it."""
@@ -210,11 +213,14 @@ class RayLink(_Stored):
             raise OSError(str(error)) from error
         self._sent += 1
 
-    def receive(self) -> bytes:
+    def receive(self, within: float | None = None) -> bytes:
         """As `Link.receive`."""
         while not self._arrived:
             try:
-                number, frame, along = ray.get(self._asked.popleft())
+                number, frame, along = ray.get(self._asked[0], timeout=within)
+                self._asked.popleft()
+            except GetTimeoutError:
+                raise TimeoutError from None
             except (RayError, IndexError) as error:
                 self._why = str(error).strip().splitlines()[0] if str(error) else repr(error)
                 self._over.set()
@@ -234,6 +240,7 @@ class RayLink(_Stored):
 
     def kill(self) -> None:
         """As `Link.kill`."""
+        self._over.set()
         with suppress(Exception):  # Ray may have been shut down
             ray.kill(self._seat)
 

@@ -6,8 +6,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -22,8 +22,9 @@ from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.questions import named
 from hybrid_jax.api.threads.replicas import costs_of, tell_cache
-from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes, portable
+from hybrid_jax.api.workers.link import BEAT, Frames, Link, WorkerLost, as_bytes, portable
 from hybrid_jax.api.workers.messages import (
+    Alive,
     Answered,
     Ask,
     Begin,
@@ -59,6 +60,8 @@ TOLD_EVERY = 0.5
 TOGETHER = (
     0.005  # seconds that messages wait for others of the same turn, unless they are of a stream
 )
+# Seconds that a turn on a card may take, or one compiling in it. Those of a CPU may take any time.
+TURN_LIMIT = 600.0
 ASKING = 8  # threads that answer questions while the engine computes; some compile
 
 
@@ -187,6 +190,7 @@ class Worker:
         self._thread: EngineThread  # of the LLM
         self._hand_over = HandOver(ROOT)
         self._compile_seconds: Callable[[], float] = lambda: 0.0
+        self._turn_seconds: Callable[[], float] = lambda: 0.0  # of a card
         self._asking = pool_of_threads(ASKING, "hybrid_jax-asked")
 
     def run(self) -> None:
@@ -197,7 +201,8 @@ class Worker:
                 frame = self._link.receive()
                 try:
                     [start] = self._frames.unpack(frame)
-                    ready = self._start(start)
+                    with self._beating():
+                        ready = self._start(start)
                 except BaseException as error:
                     self._link.send(self._frames.pack_one(NotStarted(portable(error))))
                     return
@@ -212,6 +217,24 @@ class Worker:
                 self._left()  # the caller has ended
             except WorkerLost as error:  # what came cannot be read
                 self._say(Ended(error))
+
+    @contextmanager
+    def _beating(self) -> Generator[None]:
+        """Says each `BEAT` that it is there, until the thread that sends can do that."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(OSError):  # the caller has ended, which the next look finds
+                while not over.wait(BEAT):
+                    self._link.send(self._frames.pack_one(Alive()))
+
+        thread = threading.Thread(target=beat, name="hybrid_jax-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _start(self, start: Start) -> Ready:
         """Makes the `LLM`, and has its cache and its end told of."""
@@ -232,6 +255,8 @@ class Worker:
         """In the engine's thread."""
         engine, costs = loop.engine, costs_of(loop.engine)
         self._compile_seconds = loop.compile_seconds
+        if not engine.device.is_host:
+            self._turn_seconds = lambda: loop.turn_seconds
         loop.on_end = lambda error: self._say(Ended(portable(error)))
         tell_cache(engine, lambda news: self._say(Cached(news)))
         return Ready(
@@ -361,7 +386,10 @@ class Worker:
 
     def _waiting(self) -> list[Any]:
         """The next messages: all that are there, and if nobody waits for them, those that come in the next moment."""
-        messages, begun = [self._out.get()], time.monotonic()
+        try:
+            messages, begun = [self._out.get(timeout=BEAT)], time.monotonic()
+        except Empty:
+            return [Alive()]
         while True:
             for _ in range(self._out.qsize()):
                 messages.append(self._out.get_nowait())
@@ -375,6 +403,10 @@ class Worker:
         compiled = 0.0
         while True:
             messages = self._waiting()
+            if (seconds := self._turn_seconds()) > TURN_LIMIT:
+                raise RuntimeError(
+                    f"its engine has been at one turn for {seconds:.0f} seconds: the card hangs"
+                )
             over = None in messages  # an answer may come after it
             said = [self._travelling(message) for message in messages if message is not None]
             if (seconds := self._compile_seconds()) != compiled:

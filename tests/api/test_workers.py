@@ -20,7 +20,12 @@ from hybrid_jax.api.threads import dispatcher, questions
 from hybrid_jax.api.threads.calls import Call
 from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.workers import link as link_module
+from hybrid_jax.api.workers import starting as workers_starting
+from hybrid_jax.api.workers import worker_loop
 from hybrid_jax.api.workers.link import Frames, WorkerLost, as_bytes, portable
+from hybrid_jax.api.workers.messages import Start
+from hybrid_jax.api.workers.starting import ready_workers
+from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.given_tokenizer import as_tokenizer
 from hybrid_jax.worker import serving
 from tests.api.books import left_in_the_end, wait_until
@@ -245,6 +250,31 @@ def test_a_worker_that_ended_is_started_again(make, count, caplog):
     wait_until(lambda: not set(threading.enumerate()) - others)  # of workers that were killed, too
 
 
+@pytest.mark.parametrize("fails", [1, dispatcher.MAX_STARTS])
+def test_a_start_that_fails_is_tried_again(make, monkeypatch, caplog, fails):
+    monkeypatch.setattr(dispatcher, "RETRY_AFTER", 0.01)
+    llm, links = make(2, again=True)
+    deciding, tries = llm._thread._dispatcher, []
+    revive = deciding._revive
+
+    def fail(replica):
+        tries.append(replica)
+        if len(tries) <= fails:
+            raise OSError("no room")
+        return revive(replica)
+
+    monkeypatch.setattr(deciding, "_revive", fail)
+    links[0].kill()
+    wait_until(lambda: tries and not deciding.reviving)
+    assert caplog.text.count("could not be started again: no room; it is tried once more") == min(
+        fails, dispatcher.MAX_STARTS - 1
+    )
+    there = fails < dispatcher.MAX_STARTS
+    assert ("it is left out" in caplog.text) != there
+    assert llm.stats()["replicas"] == 1 + there and set(tries) == {0}
+    llm.close()
+
+
 def test_a_prompt_that_ends_workers_does_not_end_them_for_good(make, one):
     """It ends with an error, and other prompts beside it do not, for they get on between two ends."""
     llm, _ = make(2, again=True)
@@ -461,6 +491,85 @@ def submitted(llm):
     call = Call(llm._intake.jobs("ab", GREEDY))
     llm._thread.submit([call])
     return call
+
+
+# --- workers that hang ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Workers say often that they are there, and are given up soon if they do not."""
+    for module in (link_module, serving):
+        monkeypatch.setattr(module, "BEAT", 0.02)
+    monkeypatch.setattr(worker_loop, "SILENT", 25)
+    monkeypatch.setattr(workers_starting, "SILENT", 25)
+
+
+def nothing(frame):
+    return []
+
+
+@pytest.mark.parametrize("asks", [lambda llm: llm.stats()["replicas"], lambda llm: None])
+def test_a_worker_that_says_nothing_any_more_is_given_up(make, soon, caplog, asks):
+    """Whoever waits for an answer of it gets those of the others."""
+    llm, links = make(2, again=True)
+    stream = llm.stream(PROMPTS, LONG)
+    deltas = [next(stream)]
+    links[0].spoil = nothing
+    asks(llm)
+    deltas += stream
+    assert sum(len(delta.token_ids) for delta in deltas) == 150 * len(PROMPTS)
+    assert "worker 0: it has said nothing for 0.5 seconds: it was stopped, or hangs" in caplog.text
+    wait_until(lambda: not llm._thread._dispatcher.reviving)
+    assert llm.stats()["replicas"] == 2
+    llm.close()
+
+
+def test_a_worker_that_has_nothing_to_do_is_kept(make, soon, caplog):
+    llm, _ = make(2)
+    time.sleep(1.5)
+    assert llm.stats()["replicas"] == 2 and "said nothing" not in caplog.text
+    llm.close()
+
+
+def test_a_worker_may_take_long_to_start_but_not_say_nothing(one, soon):
+    """What it makes takes three times as long as it may say nothing."""
+
+    def make(start, hand_over):
+        time.sleep(1.5)
+        return one()
+
+    link = start_worker(0, make)
+    [worker] = ready_workers([link], Start(None, {}, {}), False)
+    assert worker.ready.facts.config == CONFIG
+    link.kill()
+    link, beats = start_worker(1, make), []
+    link.spoil = lambda frame: [] if beats else beats.append(frame) or [frame]
+    with pytest.raises(WorkerLost, match="LLM: worker 1 did not start: it has said nothing for 0"):
+        ready_workers([link], Start(None, {}, {}), False)
+    link.kill()
+
+
+@pytest.mark.parametrize("on_card", [True, False])
+def test_a_card_that_hangs_ends_its_worker(make, soon, monkeypatch, caplog, on_card):
+    """A turn of a CPU may take any time."""
+    step, goes_on, hangs = FakeEngine.step, threading.Event(), [True]
+
+    def hang(engine):
+        if hangs:
+            hangs.clear()
+            goes_on.wait(20 if on_card else 1)
+        return step(engine)
+
+    monkeypatch.setattr(FakeEngine, "step", hang)
+    monkeypatch.setattr(serving, "TURN_LIMIT", 0.3)
+    monkeypatch.setattr(Device, "is_host", not on_card)
+    llm, _ = make(2)
+    assert texts(llm.generate(PROMPTS, GREEDY)) == [SCRIPT[:12]] * 7
+    assert llm.stats()["replicas"] == 2 - on_card
+    assert ("its engine has been at one turn for 0 seconds" in caplog.text) == on_card
+    goes_on.set()
+    llm.close()
 
 
 # --- the bundled model in processes ----------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from hybrid_jax import LLM
 from hybrid_jax.api.workers.link import Link
@@ -29,9 +29,12 @@ class MemoryLink(Link):
             raise BrokenPipeError("nobody is there")
         self.outgoing.put(bytes(frame))
 
-    def receive(self):
+    def receive(self, within=None):
         while not self.left:
-            frame = self.incoming.get()
+            try:
+                frame = self.incoming.get(timeout=within)
+            except Empty:
+                raise TimeoutError from None
             if frame is None:
                 raise EOFError
             self.left += self.spoil(frame)

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from hybrid_jax import SamplingParams
+from hybrid_jax.api.workers import worker_loop
 from hybrid_jax.batch import run_batch
 from hybrid_jax.process.extras import MissingExtra
 from hybrid_jax.ray import Generate, LLMActor, start_llm
@@ -79,13 +80,17 @@ def test_actors_give_what_one_engine_gives(llm, bundled):
     np.testing.assert_array_equal(llm.embed("import os"), bundled.embed("import os"))
 
 
-def test_an_actor_that_is_killed_loses_nothing_and_comes_back(llm, bundled):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=left_to_all)])
+def test_an_actor_that_is_killed_or_stopped_loses_nothing_and_comes_back(
+    llm, bundled, monkeypatch, sent
+):
+    monkeypatch.setattr(worker_loop, "SILENT", 10)
     params = SamplingParams(temperature=0.0, max_tokens=60)
     expected = texts(bundled.generate(PROMPTS, params))
     stream = llm.stream(PROMPTS, params)
     deltas = [next(stream)]
     about = llm._thread._dispatcher.threads[1]._loop._link.about
-    os.kill(int(re.search(r"process (\d+)", about)[1]), signal.SIGKILL)
+    os.kill(int(re.search(r"process (\d+)", about)[1]), sent)
     deltas += stream
     for index, [text] in enumerate(expected):
         assert "".join(d.text for d in deltas if d.prompt_index == index) == text
@@ -99,7 +104,9 @@ def test_an_actor_that_is_killed_loses_nothing_and_comes_back(llm, bundled):
 def test_prompts_computed_apart_go_through_the_object_store(cluster, bundled, monkeypatch):
     """From the actor that has computed them to the one that waits: the caller sees names only, and all is freed."""
     frames, receive = [], RayLink.receive
-    monkeypatch.setattr(RayLink, "receive", lambda link: frames.append(receive(link)) or frames[-1])
+    monkeypatch.setattr(
+        RayLink, "receive", lambda *args: frames.append(receive(*args)) or frames[-1]
+    )
     prompts = [f"# {n}\n" + HEAD * 3 for n in range(3)]
     with start_llm(**BUNDLED, replicas="prefill=1,decode=1", quiet=True) as llm:
         found = llm.generate(prompts, GREEDY)

@@ -32,6 +32,7 @@ LOG = logging.getLogger("hybrid_jax.engine")
 MAX_MISTAKES = 2
 # How often a replica is started again. One that ends more often is left out.
 MAX_STARTS = 3
+RETRY_AFTER = 2.0  # seconds after a start that failed, times the starts so far
 
 
 class Joint:
@@ -185,12 +186,14 @@ class Dispatcher(CommandLoop):
         self._where: dict[str, Part | None] = {}  # what each prompt was sent in, by its owner
         self._moving: dict[Part, int] = {}  # what was asked back, and the replica that will get it
         self._numbers = itertools.count()
+        self._over = threading.Event()  # nothing is started any more
         self.gone: dict[int, BaseException | None] = {}
 
     def run(self) -> None:
         """Runs until `stop` is called."""
         while not self._stopping:
             self._do(self._commands.get())
+        self._over.set()
         self._ended = RuntimeError(CLOSED)
         for joint, _ in (*self._homeless, *self._suspects):  # no engine has these
             joint.fail(self._ended, engine_failed=False)
@@ -393,17 +396,28 @@ class Dispatcher(CommandLoop):
             + "; it is left out" * (self._starts[replica] >= MAX_STARTS),
         )
         if again:
-            self._starts[replica] += 1
-            self.reviving |= {replica}
-            start = functools.partial(self._start_again, replica)
-            threading.Thread(target=start, name="hybrid_jax-revive", daemon=True).start()
+            self._begin_start(replica)
         else:
             self._house_or_fail()
 
-    def _start_again(self, replica: int) -> None:
+    def _begin_start(self, replica: int, wait: float = 0.0) -> None:
+        """Has a replica started again, after so many seconds."""
+        self._starts[replica] += 1
+        self.reviving |= {replica}
+        start = functools.partial(self._start_again, replica, wait)
+        threading.Thread(target=start, name="hybrid_jax-revive", daemon=True).start()
+
+    def _is_wanted(self, replica: int) -> bool:
+        """Whether it may be started again."""
+        return replica not in self._taken_out and not self._stopping
+
+    def _start_again(self, replica: int, wait: float) -> None:
         """In a thread of its own."""
         assert self._revive is not None
+        self._over.wait(wait)
         try:
+            if not self._is_wanted(replica):
+                raise RuntimeError(CLOSED)
             loop = self._revive(replica)
         except BaseException as error:
             self.give(Command(functools.partial(self._come_back, replica, None, error)))
@@ -414,13 +428,20 @@ class Dispatcher(CommandLoop):
     def _come_back(self, replica: int, loop: CallLoop | None, error: BaseException | None) -> None:
         """A replica is there again, or could not be started."""
         self.reviving -= {replica}
-        if loop is not None and (replica in self._taken_out or self._stopping):
-            loop.discard()
+        if not self._is_wanted(replica):
+            if loop is not None:
+                loop.discard()
         elif loop is None:
+            again = self._starts[replica] < MAX_STARTS
             # As text: an error leads to all that was there when it was raised, and handlers may keep what they get.
             LOG.warning(
-                "replica %d could not be started again: %s; it is left out", replica, str(error)
+                "replica %d could not be started again: %s; it is %s",
+                replica,
+                str(error),
+                "tried once more" if again else "left out",
             )
+            if again:
+                self._begin_start(replica, RETRY_AFTER * self._starts[replica])
         else:
             self.add(replica, loop)
             if self._stopping:  # whoever said so may not have seen its thread

@@ -116,7 +116,8 @@ class EngineThread(Front):
         if not isinstance(question, Question):
             raise TypeError(f"ask: takes a question of api.questions, got {question!r}")
         if question.at_once:
-            self.check()
+            # An engine elsewhere answers through the thread.
+            self._check_caller() if self._loop.where else self.check()
             return self._loop.now(question, args)
         return self._do(functools.partial(Loop.now, question=question, args=args))
 

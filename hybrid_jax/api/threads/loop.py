@@ -45,6 +45,8 @@ class Loop(CallLoop):
         self._prefixes: dict[str, Callable[[], None]] = {}
         # Those of them that ended, whose copies may not be made yet.
         self._computed: list[Callable[[], None]] = []
+        # When the current turn began, or the last compiling in it; None between turns. Read by other threads.
+        self._since: float | None = None
         engine.watch_compiling(self._compiling)
 
     @property
@@ -138,10 +140,13 @@ class Loop(CallLoop):
                 if self._calls:
                     raise RuntimeError("LLM: the engine is idle while requests are unfinished")
                 return
+            self._since = time.monotonic()
             results = self.engine.step()
         except BaseException as error:
             self._fail_turn(error)
             return
+        finally:
+            self._since = None
         now = time.perf_counter()
         news: dict[Call, list[Delta]] = {}
         for result in results:
@@ -171,6 +176,12 @@ class Loop(CallLoop):
                 self._tell(call, deltas)
         if self._computed and not self.engine.has_saves:
             self._tell_computed()
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long the current turn, or the last compiling in it, has gone on; any thread may ask."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def _tell_computed(self) -> None:
         """Tells of prefixes whose copies were handed over, or that will never come."""
@@ -328,6 +339,8 @@ class Loop(CallLoop):
         """
         if count is not None and self._stopping and self._calls:
             raise RuntimeError(CLOSED)
+        if self._since is not None:
+            self._since = time.monotonic()
         if count is None or not any(call.has_shown_text for call in self._calls):
             kept = self.engine.keeps_programs
             show_compiling(what, count, kept=kept, quiet=self._quiet)

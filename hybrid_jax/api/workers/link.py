@@ -8,6 +8,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 from hybrid_jax import __version__
@@ -16,6 +17,11 @@ _MAGIC = b"hybridjx"
 _HEAD = struct.Struct(
     "<8s16sQQI"
 )  # magic, version of the package, number, bytes of the body, CRC-32 of it
+
+BEAT = 1.0  # seconds after which a worker that has nothing to tell says that it is there
+# So many of them without a word, and a worker is taken for lost: in general, and before its first word, because the
+# packages that it imports may come from a slow disk.
+SILENT, STARTING = 60, 600
 
 
 class WorkerLost(RuntimeError):
@@ -46,10 +52,14 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def receive(self) -> bytes:
+    def receive(self, within: float | None = None) -> bytes:
         """Waits for the next frame. One thread at a time may call it.
 
+        Args:
+            within: seconds; None for as long as it takes.
+
         Raises:
+            TimeoutError: none has come within them.
             EOFError, OSError: no more will come.
         """
 
@@ -90,6 +100,23 @@ class Link(ABC):
     def why_lost(self) -> str:
         """What is known of how the other process ended."""
         return "its process has ended"
+
+
+def receive_from_worker(link: Link, beats: int) -> bytes:
+    """The next frame of a worker, which sends one each `BEAT` at least.
+
+    Short waits are counted, and not the time: a caller that was stopped (Ctrl-Z) must not think that its workers were.
+
+    Raises:
+        TimeoutError: nothing has come for so many beats; says so.
+        EOFError, OSError: as `Link.receive`.
+    """
+    for _ in range(beats):
+        with suppress(TimeoutError):
+            return link.receive(BEAT)
+    raise TimeoutError(
+        f"it has said nothing for {beats * BEAT:g} seconds: it was stopped, or hangs"
+    )
 
 
 class Frames:

@@ -241,6 +241,10 @@ class Compiled(NamedTuple):
     seconds: float
 
 
+class Alive(NamedTuple):
+    """A worker that has nothing else to tell is there. It may come before any other message."""
+
+
 class Ended(NamedTuple):
     """The engine has ended, and with it the worker."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hybrid_jax.api.workers.link import Link
+from hybrid_jax.api.workers.link import BEAT, SILENT, Link
 
 ENDING = 10.0  # seconds that a worker has to end in after its caller has
 FORCED = 60.0  # seconds that a caller waits for a worker to end, before it is killed
@@ -35,13 +37,17 @@ class PipeLink(Link):
         self, connection: Connection, process: subprocess.Popen[bytes] | None, about: str
     ) -> None:
         self._connection, self._process, self.about = connection, process, about
+        self._arrives = select.poll()
+        self._arrives.register(connection.fileno(), select.POLLIN)
 
     def send(self, frame: bytes) -> None:
         """As `Link.send`."""
         self._connection.send_bytes(frame)
 
-    def receive(self) -> bytes:
+    def receive(self, within: float | None = None) -> bytes:
         """As `Link.receive`."""
+        if within is not None and not self._arrives.poll(1000 * within):
+            raise TimeoutError
         return self._connection.recv_bytes()
 
     def close(self) -> None:
@@ -78,6 +84,10 @@ def start_process(number: int, count: int, *, cards: Sequence[int]) -> PipeLink:
         cards: which of the machine's GPUs it gets, if there are any.
     """
     ours, theirs = socket.socketpair()
+    # It may be stopped in the middle of a frame, whose rest `receive` would wait for.
+    ours.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", round(SILENT * BEAT), 0)
+    )
     command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(number), str(count)]
     process = subprocess.Popen(
         command,

@@ -17,8 +17,15 @@ from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
 from hybrid_jax.api.threads.replicas import Replicas, routers_of
-from hybrid_jax.api.workers.link import Frames, Link, WorkerLost
-from hybrid_jax.api.workers.messages import NotStarted, Ready, Start
+from hybrid_jax.api.workers.link import (
+    SILENT,
+    STARTING,
+    Frames,
+    Link,
+    WorkerLost,
+    receive_from_worker,
+)
+from hybrid_jax.api.workers.messages import Alive, NotStarted, Ready, Start
 from hybrid_jax.api.workers.process import start_process
 from hybrid_jax.api.workers.worker_loop import WorkerLoop
 from hybrid_jax.byte_sizes import counted
@@ -278,17 +285,23 @@ def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption)
 
 
 def _ready(link: Link, frames: Frames) -> Ready:
-    try:
-        [first] = frames.unpack(link.receive())
-    except (EOFError, OSError):
-        raise WorkerLost(f"LLM: {link.about} did not start: {link.why_lost()}") from None
-    match first:
-        case Ready():
-            return first
-        case NotStarted():
-            raise first.error
-        case _:
-            raise WorkerLost(f"LLM: {link.about} did not say that it is ready")
+    beats = STARTING
+    while True:
+        try:
+            [first] = frames.unpack(receive_from_worker(link, beats))
+        except TimeoutError as error:
+            raise WorkerLost(f"LLM: {link.about} did not start: {error}") from None
+        except (EOFError, OSError):
+            raise WorkerLost(f"LLM: {link.about} did not start: {link.why_lost()}") from None
+        match first:
+            case Alive():
+                beats = SILENT
+            case Ready():
+                return first
+            case NotStarted():
+                raise first.error
+            case _:
+                raise WorkerLost(f"LLM: {link.about} did not say that it is ready")
 
 
 def _check_alike(workers: Sequence[Worker]) -> None:

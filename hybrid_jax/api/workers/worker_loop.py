@@ -21,8 +21,16 @@ from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.prefill_side import Travelling
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
-from hybrid_jax.api.workers.link import Frames, Link, WorkerLost, as_bytes
+from hybrid_jax.api.workers.link import (
+    SILENT,
+    Frames,
+    Link,
+    WorkerLost,
+    as_bytes,
+    receive_from_worker,
+)
 from hybrid_jax.api.workers.messages import (
+    Alive,
     Answered,
     Ask,
     Begin,
@@ -138,7 +146,12 @@ class WorkerLoop(CallLoop):
         """In a thread of its own: hands on what the worker says, until it says no more."""
         while True:
             try:
-                frame = self._link.receive()
+                frame = receive_from_worker(self._link, SILENT)
+            except TimeoutError as error:
+                self._lose(WorkerLost(f"{self._link.about}: {error}"))
+                self._link.kill()  # which also ends a `send` that waits for it
+                self.give(Command(lambda: None))
+                return
             except (EOFError, OSError):
                 self.give(Command(functools.partial(self._lose, self._gone())))
                 return
@@ -186,6 +199,8 @@ class WorkerLoop(CallLoop):
                 case Computed():
                     if (told := self._prefixes.pop(message.request_id, None)) is not None:
                         told(None)
+                case Alive():
+                    pass
                 case Compiled():
                     self._compile_seconds = message.seconds
                 case Ended():
