@@ -52,6 +52,7 @@ from hybrid_jax.schedule.tiers.speeds import Speeds
 from hybrid_jax.sizing.room import find_room
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.form import Form
+from hybrid_jax.tiers.hand_over import Receiver
 from hybrid_jax.tiers.parcel import Frames
 from hybrid_jax.tiers.prefix_file import TOKENS, read_prefix, write_prefix
 
@@ -120,6 +121,7 @@ class Engine:
             self.disk: Disk | None = side(self.geometry, self.form)
         else:
             self.disk = open_disk(self.config, self.whole(params), engine_config, self.form, place)
+        has_tiers = bool(self.sizes.host_frames) or self.disk is not None
         self.runner = Runner(
             config,
             params,
@@ -129,14 +131,16 @@ class Engine:
             kernels=kernels,
             store=store,
             shards=self.shards,
+            moves_frames=has_tiers,
         )
+        if isinstance(self.disk, Receiver):
+            self.disk.bring = self.runner.bring
         if hosts is not None:
             hosts.agree("start", self._told_of(params))
         costs = model_costs(config, self.geometry)
         # Steps read checkpoints as rows have them.
         whole = model_costs(config, replace(self.geometry, narrow=None), whole=True)
         of_steps = step_costs(config, engine_config, whole, on_cpu=self.device.is_host)
-        has_tiers = self.sizes.host_frames or self.disk is not None
         speeds = Speeds() if has_tiers and engine_config.cache.loads == "faster" else None
         self.runner.host_frames.speeds = speeds
         self._clock = PromptClock(speeds, costs)

@@ -74,6 +74,7 @@ class Runner:
         store: where compiled programs are kept between processes, or None.
         shards: the devices that the model is divided over, of which `config` and `geometry` are those of each; None for
             one device.
+        moves_frames: there is a tier below the arena, or another engine that frames go to.
 
     Attributes:
         loops: where loops over steps run.
@@ -93,8 +94,9 @@ class Runner:
         kernels: Kernels,
         store: ProgramStore | None = None,
         shards: Shards | None = None,
+        moves_frames: bool = False,
     ) -> None:
-        self._shards = shards
+        self._shards, self._moves_frames = shards, moves_frames
         self.params, self.kernels, self.engine = params, kernels, engine
         if kernels.backend.has_triton:
             jax_triton.load()  # a stored program with Triton kernels makes a call that it registers
@@ -121,6 +123,8 @@ class Runner:
         self.loops = choose_loops(device, store, name)
         self._trial = LoopTrial(self.loops, device, store, name)
         self._host = host_memory(device) if shards is None else shards.host_memory
+        here = device if shards is None else shards.words
+        self._words_at = self._host or here
         self.programs = Programs(
             engine,
             self.model,
@@ -328,9 +332,13 @@ class Runner:
         """As `host_frames.copy_out`, of the arena as it is now."""
         return copy_out(self.programs, self.state, frames)
 
+    def bring(self, words: Sequence[jax.Array | np.ndarray]) -> list[jax.Array]:
+        """Arrays uint32[frame_words] from anywhere, where the program reads them that writes them into the arena."""
+        return jax.device_put([*words], self._words_at)
+
     def write_frames(self, come: Incoming) -> None:
         """Writes what comes from elsewhere into the arena."""
-        words = jax.device_put(come.words, self._host) if self._host else come.words
+        words = self.bring(come.words) if self._host else come.words
         self.state = copy_in(self.programs, self.state, come.arena, words)
 
     def _recast(self, name: str, recast: Recast) -> None:
@@ -461,7 +469,7 @@ class Runner:
         jobs: list[tuple] = [("move_row", self._move_row, sink, sink)]
         if "history" in self.specs.drafting:
             jobs += [("load_history", self._load_history, sink, [])]
-        if self.engine.host_memory or self.engine.cache_dir:
+        if self._moves_frames:
             frame: np.ndarray = np.zeros(1, np.int32)
             words: np.ndarray = np.zeros(self.model.geometry.frame_words, np.uint32)
             jobs += [("save_frames", self.copy_out, frame)]

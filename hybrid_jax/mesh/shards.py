@@ -65,7 +65,12 @@ class Shards:
         """Where programs put frames that go into the host's memory; None on a CPU, whose memory that is."""
         if self.first.platform == "cpu":
             return None
-        return NamedSharding(self.mesh, along(0), memory_kind="pinned_host")
+        return self.words.with_memory_kind("pinned_host")
+
+    @property
+    def words(self) -> NamedSharding:
+        """How the words of a frame are divided."""
+        return NamedSharding(self.mesh, along(0))
 
     # --- weights ----------------------------------------------------------------------------------
 

@@ -19,6 +19,11 @@ def root_of(*marks: object) -> str:
     return digest.hexdigest()
 
 
+def pages_are_in_runs(page_tokens: int) -> bool:
+    """Whether no page is in two runs. 0 for a model without pages."""
+    return not page_tokens or RUN_TOKENS % page_tokens == 0
+
+
 def run_begin(position: int) -> int:
     """Where the run begins that holds the last of `position` tokens."""
     return (position - 1) // RUN_TOKENS * RUN_TOKENS

@@ -396,17 +396,26 @@ class Disk(Prefixes):
             raise
 
     def _write(self, save: Save, copies: Sequence[Any]) -> None:
-        form, chain, position = self.form, save.chain, save.position
-        frames, written = Frames.of(save.places, [np.asarray(copy) for copy in copies]), 0
+        frames = self._frames(save, copies)
         for end in save.ends:
-            arrays = form.read_pages(run_begin(end), end, frames)
-            written += self.folder.write(pages_name(chain, end), page_marks(end), arrays)
-        arrays = form.read_end(position, frames)
-        name = checkpoint_name(chain, position)
-        written += self.folder.write(name, _checkpoint_marks(position), arrays)
-        self.touch(chain, position)
+            self.counters.saved_bytes += self._write_run(save, end, frames)
+        self.counters.saved_bytes += self._write_end(save, frames)
+        self.touch(save.chain, save.position)
         self.counters.saves += 1
-        self.counters.saved_bytes += written
+
+    def _frames(self, save: Save, copies: Sequence[Any]) -> Frames:
+        """The frames of a prefix, once its copies are made."""
+        return Frames.of(save.places, [np.asarray(copy) for copy in copies])
+
+    def _write_run(self, save: Save, end: int, frames: Frames) -> int:
+        """Writes the run of pages that ends there; returns its bytes, 0 if it is there already."""
+        arrays = self.form.read_pages(run_begin(end), end, frames)
+        return self.folder.write(pages_name(save.chain, end), page_marks(end), arrays)
+
+    def _write_end(self, save: Save, frames: Frames) -> int:
+        """Writes a checkpoint, with what windows see; returns as `_write_run`."""
+        arrays, marks = self.form.read_end(save.position, frames), _checkpoint_marks(save.position)
+        return self.folder.write(checkpoint_name(save.chain, save.position), marks, arrays)
 
     # --- loading --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.tiers.chain import Chain, run_begin, runs_to
+from hybrid_jax.tiers.chain import Chain, pages_are_in_runs, runs_to
 from hybrid_jax.tiers.disk import (
     Disk,
     Read,
@@ -27,11 +27,31 @@ from hybrid_jax.tiers.disk import (
     checkpoint_name,
     page_marks,
     pages_name,
+    pages_of,
 )
 from hybrid_jax.tiers.folder import Parts
 from hybrid_jax.tiers.form import Form
 from hybrid_jax.tiers.parcel import FramePlace, Frames, Pieces
 from hybrid_jax.tiers.part_file import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramesPart(Part):
+    """A part on its way between arenas that are alike: its frames, as programs of the first one have copied them.
+
+    Attributes:
+        frames: arrays of jax, uint32[frame_words].
+    """
+
+    marks: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    frames: Frames
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its frames."""
+        return sum(words.nbytes for words in self.frames.words(self.frames.pages))
+
 
 NO_LIMIT = 1 << 62  # bytes: parts are kept as long as somebody has promised them, and no longer
 
@@ -69,7 +89,7 @@ class MemoryParts(Parts):
         if name in self:
             return 0
         self._parts[name] = part
-        num_bytes = sum(array.nbytes for array in part.arrays.values())
+        num_bytes = part.num_bytes
         self._add(name, num_bytes)
         if not self._needs(name):  # looked at last, for it may be taken back meanwhile
             self.remove(name)
@@ -127,6 +147,7 @@ class HandOver:
 
     Attributes:
         folder: what has come and was not taken yet.
+        sides: of the engines that share it.
     """
 
     def __init__(
@@ -137,6 +158,7 @@ class HandOver:
     ) -> None:
         self.folder = MemoryParts(root, self.needs, came)
         self._told_of_ends = ended
+        self.sides: list[_Side] = []
         self._promises: dict[str, Promise] = {}
         self._needed = Counter[str]()  # how many promises need each part
         self._lock = threading.Lock()
@@ -144,6 +166,17 @@ class HandOver:
     def __len__(self) -> int:
         """Promises that were not kept and taken, or given up."""
         return len(self._promises)
+
+    @functools.cached_property
+    def is_direct(self) -> bool:
+        """Whether frames of one arena can go into another as they are. It is asked once all sides are there.
+
+        They can if both sides are in this process and have the same frames, and no page is in two runs.
+        """
+        kinds = {type(side) for side in self.sides}
+        forms = {(side.form.geometry, side.form.whole, side.form.count) for side in self.sides}
+        fit = all(pages_are_in_runs(side.geometry.page_tokens) for side in self.sides)
+        return len(kinds) == 2 and len(forms) == 1 and fit
 
     def promise(self, tokens: np.ndarray, position: int) -> str:
         """Somebody will bring the first `position` tokens of a prompt, for an engine that waits for them.
@@ -238,6 +271,15 @@ class _Side(Disk):
     def __init__(self, shared: HandOver, geometry: Geometry, form: Form) -> None:
         super().__init__(shared.folder, geometry, form)  # type: ignore[arg-type]
         self.shared = shared
+        shared.sides.append(self)
+
+    def _windowed(self) -> set[int]:
+        """The places in a page of frames of layers with a window."""
+        return {
+            column
+            for group in self.geometry.windowed
+            for column in range(group.first_frame, group.first_frame + group.num_frames)
+        }
 
     def look_again(self) -> None:
         """Nobody else writes there."""
@@ -294,11 +336,36 @@ class Sender(_Side):
             super()._write(save, copies)
             self.shared.arrived(promise.name)
             return
-        frames = Frames.of(save.places, [np.asarray(copy) for copy in copies])
+        frames = self._frames(save, copies)
         for end in save.ends:
-            arrays = self.form.read_pages(run_begin(end), end, frames)
-            name = pages_name(save.chain, end)
-            self.counters.saved_bytes += self.folder.write(name, page_marks(end), arrays)
+            self.counters.saved_bytes += self._write_run(save, end, frames)
+
+    def _frames(self, save: Save, copies: Sequence[Any]) -> Frames:
+        if not self.shared.is_direct:
+            return super()._frames(save, copies)
+        for copy in copies:  # raises the error of a step that failed
+            copy.block_until_ready()
+        count = len(save.places)
+        return Frames(dict(zip(save.places, copies, strict=False)), [*copies[count:]])
+
+    def _write_run(self, save: Save, end: int, frames: Frames) -> int:
+        if not self.shared.is_direct:
+            return super()._write_run(save, end, frames)
+        pages, windowed = pages_of(end, self.geometry.page_tokens), self._windowed()
+        own = {
+            (page, column): words
+            for (page, column), words in frames.pages.items()
+            if page in pages and column not in windowed
+        }
+        return self.folder.put(pages_name(save.chain, end), FramesPart(frames=Frames(own, None)))
+
+    def _write_end(self, save: Save, frames: Frames) -> int:
+        if not self.shared.is_direct:
+            return super()._write_end(save, frames)
+        windowed = self._windowed()
+        own = {place: words for place, words in frames.pages.items() if place[1] in windowed}
+        part = FramesPart(frames=Frames(own, frames.checkpoint))
+        return self.folder.put(checkpoint_name(save.chain, save.position), part)
 
     def settle(self, name: str) -> None:
         """The prompt of a promise has ended: what was to come has been handed over, or will not come."""
@@ -306,11 +373,16 @@ class Sender(_Side):
 
 
 class Receiver(_Side):
-    """The end of an engine that goes on from prompts: it writes nothing, and waits for what is promised."""
+    """The end of an engine that goes on from prompts: it writes nothing, and waits for what is promised.
+
+    Attributes:
+        bring: puts frames of another engine's device where programs of this one read them. The engine sets it.
+    """
 
     def __init__(self, shared: HandOver, geometry: Geometry, form: Form) -> None:
         super().__init__(shared, geometry, form)
         self.writing = False
+        self.bring: Callable[[list[Any]], list[Any]] = lambda words: words
 
     def find(self, chain: Chain, above: int, most: int, *, held: int) -> int:
         for position in self.shared.positions():
@@ -336,3 +408,25 @@ class Receiver(_Side):
         else:
             self.shared.wait(promise, go_on)
         return found
+
+    def _read_run(self, found: Read, chain: Chain, end: int) -> None:
+        part = self.folder.read(pages_name(chain, end), page_marks(end))
+        if isinstance(part, FramesPart):
+            self._bring(found, part.frames)
+        else:
+            super()._read_run(found, chain, end)
+
+    def _read_end(self, found: Read, chain: Chain) -> None:
+        part = self.folder.read(checkpoint_name(chain, found.position), {})
+        if isinstance(part, FramesPart):
+            found.frames = found.frames._replace(checkpoint=self._bring(found, part.frames))
+        else:
+            super()._read_end(found, chain)
+
+    def _bring(self, found: Read, frames: Frames) -> list[Any] | None:
+        """Brings frames that are wanted; returns those of the checkpoint."""
+        places = [place for place in frames.pages if place in found.frames.pages]
+        words = self.bring(frames.words(places))
+        found.add(sum(one.nbytes for one in words))
+        found.frames.pages.update(zip(places, words, strict=False))
+        return words[len(places) :] or None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,10 +64,12 @@ class Frames(NamedTuple):
     Attributes:
         pages: uint32[frame_words] by place.
         checkpoint: uint32[frames of a cached checkpoint, frame_words]; None without a state.
+
+    Those that go from one arena to another like it are arrays of jax, and the checkpoint is a list.
     """
 
-    pages: dict[FramePlace, np.ndarray]
-    checkpoint: np.ndarray | None
+    pages: dict[FramePlace, Any]
+    checkpoint: Any
 
     @classmethod
     def of(cls, places: Sequence[FramePlace], words: Sequence[np.ndarray]) -> Frames:
@@ -88,7 +90,7 @@ class Frames(NamedTuple):
         }
         return cls(pages, np.zeros(shape, np.uint32) if geometry.has_state else None)
 
-    def words(self, places: Iterable[FramePlace]) -> list[np.ndarray]:
+    def words(self, places: Iterable[FramePlace]) -> list[Any]:
         """The frames at some places, then those of the checkpoint.
 
         Raises:

@@ -45,6 +45,11 @@ class Part:
     marks: dict[str, str]
     arrays: dict[str, np.ndarray]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
 
 def write_part(file: Path, marks: Mapping[str, str], arrays: Mapping[str, Pieces]) -> int:
     """Writes a part beside its place and renames it, so that nobody sees half of it; returns its bytes.

@@ -191,3 +191,21 @@ def test_the_end_of_a_prompt_is_none_of_the_one_that_is_asked_for_in_its_place(e
     assert router.num_live == 0 and (over.known(name) is None) == (error is not None)
     side.let_go("one")
     assert not len(over)
+
+
+@pytest.mark.parametrize(
+    "chunk, ends", [(8192, [2048, 4096, 4992]), (1024, [*range(1024, 4992, 1024), 4992])]
+)
+def test_pages_go_after_chunks_that_are_not_too_long(chunk, ends):
+    """So that little is left to copy after the last one."""
+    costs = ReplicaCosts(costs=COSTS, grain=32, max_rows=2, steps=1, flops_per_byte=1.0)
+    over, asked = HandOver(root_of("a model")), []
+    side = PrefillSide(over, Router(1, costs), grain=32, chunk=chunk)
+    end = SimpleNamespace(
+        promise=lambda tokens, position: None,
+        compute_prefix=lambda request, name, tell: asked.append(request),
+    )
+    side.threads, params = [end], SamplingParams(max_tokens=1)
+    request = Request(request_id="one", prompt=[*range(5000)], params=params, seed=0)
+    side.ask("one", SimpleNamespace(unfinished=[SimpleNamespace(request=request)]), 0, end)
+    assert [list(one.cache_breakpoints) for one in asked] == [ends]

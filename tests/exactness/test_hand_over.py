@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from random import Random
 
@@ -32,12 +33,19 @@ def short_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@left_to_all("mamba2", "bamba", "jamba", "with_latent", "with_fixed_decay", "llama")
-def test_tokens_are_those_of_one_engine(name, plain_of):
+@pytest.mark.parametrize("form", ["frames", "parts"])
+@left_to_all(
+    *(f"frames-{name}" for name in ("mamba2", "bamba", "jamba", "with_l", "with_f", "llama")),
+    *(f"parts-{name}" for name in NAMES if name != "windowed"),
+)
+def test_tokens_are_those_of_one_engine(name, form, plain_of):
+    """Between engines that are alike frames go as they are; in other processes they have no frames in common."""
     config, params = load(name)
     jobs = conversations(config.vocab_size)
     with one_shape(64):
         pair = Pair(config, params, FLOAT32, room=ROOM)
+        assert pair.shared.is_direct
+        pair.shared.is_direct = form == "frames"
         run = drive(pair, jobs, Poison(pair.decode))
         assert plain_of(name).mismatches(run.requests) == []
     assert pair.handed_over > 10 and run.moved["handed_over_prefixes"] > 5, run.moved
@@ -61,17 +69,20 @@ def test_the_two_engines_may_differ(name, how, plain_of):
     jobs = conversations(config.vocab_size)
     with one_shape(64):
         pair = Pair(config, params, FLOAT32, room=ROOM, other=OTHER[how])
+        assert pair.shared.is_direct == (how in ("other rows", "its cache off no more"))
         run = drive(pair, jobs, Poison(pair.decode))
         assert plain_of(name).mismatches(run.requests) == []
     assert pair.handed_over > 10 and run.moved["handed_over_failed"] == 0
 
 
-def test_pages_of_fp8_are_handed_over_as_they_are(plain_of):
+@pytest.mark.parametrize("page_tokens", [16, 64])
+def test_pages_of_fp8_are_handed_over_as_they_are(plain_of, page_tokens):
     config, params = load("with_cut")
     settings = replace(FLOAT32, kv_cache_dtype="fp8")
     jobs = conversations(config.vocab_size)
     with one_shape(64):
-        pair = Pair(config, params, settings, room=ROOM, other={"page_tokens": 16})
+        pair = Pair(config, params, settings, room=ROOM, other={"page_tokens": page_tokens})
+        assert pair.shared.is_direct == (page_tokens == settings.page_tokens)
         run = drive(pair, jobs, Poison(pair.decode))
         assert plain_of("with_cut", FP8).mismatches(run.requests) == []
     assert pair.handed_over > 10
@@ -79,11 +90,15 @@ def test_pages_of_fp8_are_handed_over_as_they_are(plain_of):
 
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("name", ["qwen3_next", "with_cut", "windowed"])
-@left_to_all("qwen3_next-f", "windowed", "with_cut")
-def test_exact_mode_gives_the_same_bits(name, dtype):
+@pytest.mark.parametrize("other", [{}, {"page_tokens": 16}], ids=["alike", "unlike"])
+@left_to_all(
+    "alike-qwen3_next-f", "alike-with_cut", "unlike-windowed", "unlike-with_cut", "unlike-qwen"
+)
+def test_exact_mode_gives_the_same_bits(name, dtype, other):
     config, params = load(name, EXACT[dtype].dtype)
     jobs = conversations(config.vocab_size, rounds=2)
-    pair = Pair(config, params, EXACT[dtype], room=ROOM, other={"page_tokens": 16})
+    pair = Pair(config, params, EXACT[dtype], room=ROOM, other=other)
+    assert pair.shared.is_direct == (not other)
     run = drive(pair, jobs, Poison(pair.decode))
     alone = make_engine(
         config, params, replace(EXACT[dtype], cache=CacheConfig(policy="off")), room=ROOM
@@ -174,9 +189,9 @@ def test_pages_go_while_later_chunks_are_computed(monkeypatch):
     config, params = load("bamba")
     order: list[str] = []
     monkeypatch.setattr(Workers, "do", lambda self, job: job())  # without threads
-    write, end = MemoryParts.write, Pair._end_prefix
+    put, end = MemoryParts.put, Pair._end_prefix
     monkeypatch.setattr(
-        MemoryParts, "write", lambda self, name, *a: order.append(name) or write(self, name, *a)
+        MemoryParts, "put", lambda self, name, part: order.append(name) or put(self, name, part)
     )
     monkeypatch.setattr(
         Pair, "_end_prefix", lambda self, r: order.append("computed") or end(self, r)
@@ -246,6 +261,25 @@ def test_what_never_comes_is_computed(plain_of, monkeypatch):
     assert run.moved["handed_over_prefixes"] == 0 and not len(pair.shared)
 
 
+def test_frames_that_one_device_cannot_give_to_another_cost_time_and_no_token(plain_of, caplog):
+    config, params = load("bamba")
+    jobs = conversations(config.vocab_size, rounds=1)
+    with one_shape(64):
+        pair = Pair(config, params, FLOAT32, room=ROOM)
+        bring, count = pair.decode.disk.bring, itertools.count()
+
+        def fails(words):
+            if next(count) % 2:
+                raise RuntimeError("no way between both")
+            return bring(words)
+
+        pair.decode.disk.bring = fails
+        run = drive(pair, jobs)
+        assert plain_of("bamba").mismatches(run.requests) == []
+    assert run.moved["handed_over_failed"] > 0 and "no way between both" in caplog.text
+    assert not len(pair.shared) and not pair.shared.folder.num_files
+
+
 def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
     plain_of, caplog, monkeypatch
 ):
@@ -259,6 +293,7 @@ def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
     monkeypatch.setattr(MemoryParts, "write", cut)
     with one_shape(64):
         pair = Pair(config, params, FLOAT32, room=ROOM)
+        pair.shared.is_direct = False
         run = drive(pair, jobs)
         assert plain_of("bamba").mismatches(run.requests) == []
     assert run.moved["handed_over_prefixes"] == 0 < run.moved["handed_over_failed"]

@@ -19,6 +19,9 @@ from hybrid_jax.cluster.router import Router
 from hybrid_jax.tiers.hand_over import HandOver
 from hybrid_jax.tiers.part_file import Part
 
+# Tokens after which a prompt's pages are copied, while those after them are computed. What is copied after the last
+# chunk is waited for.
+MOST_CHUNK = 2048
 LEAST = 128  # tokens that a replica lacks; fewer it computes itself, beside its decode steps
 
 
@@ -130,7 +133,8 @@ class PrefillSide:
         chunk: int,
         forwarding: Forwarding | None = None,
     ) -> None:
-        self._hand_over, self._router, self._grain, self._chunk = hand_over, router, grain, chunk
+        self._hand_over, self._router, self._grain = hand_over, router, grain
+        self._chunk = min(chunk, MOST_CHUNK)
         self._forwarding, self._own = forwarding, frozenset(router.present)
         self.threads: Sequence[EngineThread] = ()
         self._asked: dict[str, _Asked] = {}
