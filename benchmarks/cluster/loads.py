@@ -43,6 +43,12 @@ CLASSES: dict[str, tuple[str, dict[str, float]]] = {
         {"users": 300, "ramp": 60, "between": 2, "documents": 40, "zipf": 1.0, "document": 1500,
          "document sigma": 0.5, "questions": 0.01, "asked": 400, "answered": 150, "system": 20},
     ),
+    # Single requests that share twenty tokens, and almost never more.
+    "strangers": (
+        "documents",
+        {"users": 300, "ramp": 60, "between": 2, "documents": 50_000, "zipf": 0.0, "document": 2000,
+         "document sigma": 0.7, "questions": 0.01, "asked": 400, "answered": 150, "system": 20},
+    ),
 }  # fmt: skip
 
 

@@ -6,8 +6,8 @@ hybrid model can only resume where its recurrent state was kept too, of which th
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -105,6 +105,18 @@ class PrefixHash(Rival):
         return next((r for r in turns if self.live[r] + 1 <= most), self.least_loaded())
 
 
+def longest_known(names: Sequence[int], known: Container[int]) -> int:
+    """How many of a prompt's prefixes, by their names, are known. Whoever has one has all that are shorter."""
+    low, high = 0, len(names)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if names[middle - 1] in known:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class History:
     """Which prefixes were sent to which replica lately: what a router knows that asks nobody.
 
@@ -122,15 +134,7 @@ class History:
 
     def match(self, names: Sequence[int], replica: int) -> int:
         """Tokens of a prompt that a replica is thought to have."""
-        known = self._known[replica]
-        low, high = 0, len(names)  # whoever has a prefix has all that is shorter
-        while low < high:
-            middle = (low + high + 1) // 2
-            if names[middle - 1] in known:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self._grain
+        return longest_known(names, self._known[replica]) * self._grain
 
     def add(self, names: Sequence[int], replica: int) -> None:
         """A prompt was sent."""
@@ -198,6 +202,8 @@ def joint_seen(replica: Replica, prompt: np.ndarray) -> int:
 class BlocksAndLoad(Rival):
     """Dynamo's: the least sum of blocks to prefill, those that wait there included, and of blocks of live requests.
 
+    Blocks that several live requests of a replica share count once.
+
     Args:
         seen: what a replica is known to have. weight: of blocks to prefill.
     """
@@ -207,32 +213,38 @@ class BlocksAndLoad(Rival):
 
     def begin(self, engines: Sequence[Replica]) -> None:
         super().begin(engines)
-        self._active = [0] * len(engines)
+        self._active: list[Counter[int]] = [Counter() for _ in engines]  # live requests by block
         self._prefill = [0] * len(engines)
-        self._blocks: dict[str, tuple[int, int]] = {}  # active, and to prefill
+        self._blocks: dict[str, tuple[list[int], int]] = {}  # all, and how many to prefill
 
     def pick(self, prompt: np.ndarray, now: float) -> int:
-        size = len(prompt) // GRAIN
-        self._new = [size - self._seen(engine, prompt) // GRAIN for engine in self.engines]
+        self._names = names = prefix_names(prompt, GRAIN).tolist()
+        self._new = [len(names) - self._seen(engine, prompt) // GRAIN for engine in self.engines]
 
         def cost(r: int) -> float:
-            return self._weight * (self._new[r] + self._prefill[r]) + self._active[r] + size
+            active = self._active[r]
+            added = len(names) - longest_known(names, active)
+            return self._weight * (self._new[r] + self._prefill[r]) + len(active) + added
 
         return min(range(len(self.live)), key=lambda r: (cost(r), r))
 
     def sent(self, name: str, prompt: np.ndarray, replica: int, now: float) -> None:
-        blocks = self._blocks[name] = len(prompt) // GRAIN, self._new[replica]
-        self._active[replica] += blocks[0]
-        self._prefill[replica] += blocks[1]
+        self._blocks[name] = self._names, self._new[replica]
+        self._active[replica].update(self._names)
+        self._prefill[replica] += self._new[replica]
 
     def computed(self, name: str) -> None:
-        active, new = self._blocks[name]
+        names, new = self._blocks[name]
         self._prefill[self.at[name]] -= new
-        self._blocks[name] = active, 0
+        self._blocks[name] = names, 0
 
     def ended(self, name: str, num_tokens: int) -> None:
-        active, new = self._blocks.pop(name)
-        self._active[self.at[name]] -= active
+        names, new = self._blocks.pop(name)
+        active = self._active[self.at[name]]
+        for block in names:
+            active[block] -= 1
+            if not active[block]:
+                del active[block]
         self._prefill[self.at[name]] -= new
         super().ended(name, num_tokens)
 
