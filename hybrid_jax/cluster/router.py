@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -188,6 +188,8 @@ class Router:
         self._weighs = np.ones(count)  # what a FLOP of its own counts
         self._decisions, self._num_present = 0, count
         self._requests: dict[str, _Live] = {}
+        # How many requests under way will leave each resume point, by replica.
+        self._promised: list[Counter[int]] = [Counter() for _ in range(count)]
         self._homes: dict[int, int] = {}
         self._mean_own, self._mean_life = _Mean(), _Mean()
         self._news: deque[tuple[int, News]] = deque()
@@ -376,7 +378,9 @@ class Router:
             homes[name] = replica
         while len(homes) > HOMES:
             del homes[next(iter(homes))]
-        self.marks.add(replica, PROMISED, points)
+        promised = self._promised[replica]
+        self.marks.add(replica, PROMISED, [name for name in points if not promised[name]])
+        promised.update(points)
         load = self._loads[replica]
         self._requests[owner] = _Live(
             replica=replica,
@@ -403,7 +407,12 @@ class Router:
     def _computed(self, live: _Live) -> None:
         load = self._loads[live.replica]
         load.queued = max(0.0, load.queued - live.own)
-        self.marks.remove(live.replica, PROMISED, live.promised)
+        promised = self._promised[live.replica]
+        promised.subtract(live.promised)
+        gone = [name for name in live.promised if not promised[name]]
+        for name in gone:
+            del promised[name]
+        self.marks.remove(live.replica, PROMISED, gone)
         live.own, live.promised = 0.0, []
         self._refresh(live.replica)
 
@@ -502,4 +511,10 @@ class Router:
                 near = abs(load.queued - queued) <= 1e-6 * max(queued, self._mean_own.value)
                 assert near, (
                     f"router: replica {replica}: queued {load.queued}, live requests {queued}"
+                )
+                promised = Counter(name for one in own for name in one.promised)
+                agree(
+                    f"router: what replica {replica} will have",
+                    promised=(dict(self._promised[replica]), dict(promised)),
+                    marks=(self.marks.of(replica, PROMISED), set(promised)),
                 )

@@ -40,6 +40,7 @@ def left_of(llm):
     dispatcher, found = llm._thread._dispatcher, {}
     for name in ("_joints", "_where", "_moving", "_homeless", "_suspects", "on_trial"):
         found[name] = getattr(dispatcher, name)
+    found["movable"] = [part for parts in dispatcher._movable.values() for part in parts]
     found["live in the router"] = dispatcher._router.num_live
     if dispatcher.prefill is not None:
         found["promises"] = dispatcher.prefill.num_promises

@@ -169,6 +169,19 @@ def test_prompts_that_wait_are_moved_to_a_replica_with_free_rows(make):
             assert all(not request.output.token_ids for request in begun)
 
 
+def test_the_last_prompts_of_a_call_with_many_are_moved_too(make):
+    """As many for each replica as it has rows. The others stay together."""
+    with make(2, pause=0.0005, max_rows=4) as llm:
+        slow, other = engines_of(llm)
+        slow.pause = 0.01
+        prompts = [letter * 2 for letter in "abcdefghijklmnopqrstuvwx"]
+        found = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=20))
+        assert [len(output.outputs[0].token_ids) for output in found] == [20] * 24
+        assert [output.prompt for output in found] == prompts
+        assert 12 < len(other.added) <= 16
+        assert is_idle(llm)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_moves_beside_callers_and_replicas_that_leave(make, seed):
     draw = random.Random(seed)

@@ -106,7 +106,10 @@ def test_a_prompt_under_way_counts_as_what_it_will_leave():
     again = found.choose("b", np.concatenate((prompt, tokens(1, 40))))
     assert (again.replica, again.tier, again.hit_len) == (first.replica, PROMISED, 512)
     assert "it was computing 512 of 640 tokens" in again.why
-    finish(found, "a", "b")
+    found.ended("a")  # its caller has left; the other one is computing the same
+    found.check_invariants()
+    assert len(found.marks.of(first.replica, PROMISED)) == 2
+    finish(found, "b")
     found.check_invariants()
     assert not found.marks.of(first.replica, PROMISED)
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -67,8 +67,8 @@ class Joint:
             if news.error is not None:
                 self.call.fail(news.error, engine_failed=part.engine_failed)
             else:
+                self.call.num_finished += news.num_finished - self._counts.get(part, 0)
                 self._counts[part] = news.num_finished
-                self.call.num_finished = sum(self._counts.values())
                 try:
                     self.call.tell(news.deltas)
                 except Exception:  # its event loop is closed
@@ -183,7 +183,9 @@ class Dispatcher(CommandLoop):
         self.threads: list[EngineThread] = []
         self.present: tuple[int, ...] = ()
         self._joints: dict[Call, Joint] = {}
-        self._where: dict[str, Part | None] = {}  # what each prompt was sent in, by its owner
+        self._where: dict[str, Part | None] = {}  # what each prompt was sent in, by owner
+        # Parts of one prompt, by replica, in the order in which they were sent; some may have begun or ended.
+        self._movable: dict[int, dict[Part, None]] = defaultdict(dict)
         self._moving: dict[Part, int] = {}  # what was asked back, and the replica that will get it
         self._numbers = itertools.count()
         self._over = threading.Event()  # nothing is started any more
@@ -281,10 +283,21 @@ class Dispatcher(CommandLoop):
                 for job in own:
                     hit_len = 0 if job.decision is None else job.decision.hit_len
                     self.prefill.ask(joint.owners[job], job, hit_len, thread)
-            part = Part(joint, own, replica, thread, self)
-            joint.parts.append(part)
-            self._where.update(dict.fromkeys((joint.owners[job] for job in own), part))
-            thread.begin([part])
+            parts = [Part(joint, jobs, replica, thread, self) for jobs in self._movable_apart(own)]
+            for part in parts:
+                joint.parts.append(part)
+                self._where.update(dict.fromkeys((joint.owners[job] for job in part.jobs), part))
+                if len(part.jobs) == 1:
+                    self._movable[replica][part] = None
+            thread.begin(parts)
+
+    def _movable_apart(self, jobs: list[Job]) -> list[list[Job]]:
+        """Prompts of one call for one replica, as they are sent: many together, but the last ones, which will wait for
+        rows, one by one, so that each may be moved."""
+        rows = self._router.model.max_rows
+        alone = max(0, min(rows, len(jobs) - rows))
+        together = jobs[: len(jobs) - alone]
+        return [together, *([job] for job in jobs[len(together) :])]
 
     def _parted(self, joint: Joint, jobs: Sequence[Job], only: int | None) -> dict[int, list[Job]]:
         """Prompts by the replicas that get them, in the order in which replicas get their first one."""
@@ -315,6 +328,7 @@ class Dispatcher(CommandLoop):
 
     def _computed(self, owner: str) -> None:
         if owner in self._where:
+            self._stays(self._where[owner])
             self._router.computed(owner)
         self._let_prefix_go(owner)
 
@@ -327,9 +341,14 @@ class Dispatcher(CommandLoop):
             self._end_trial(job)
         self._let_prefix_go(owner)
         if owner in self._where:
-            del self._where[owner]
+            self._stays(self._where.pop(owner))
             self._router.ended(owner)
             self._even_out()
+
+    def _stays(self, part: Part | None) -> None:
+        """A part is not moved any more."""
+        if part is not None:
+            self._movable[part.replica].pop(part, None)
 
     # --- prompts that are moved -------------------------------------------------------------------
 
@@ -337,13 +356,12 @@ class Dispatcher(CommandLoop):
         """Asks prompts back that wait for rows of one replica, while another one has free rows: those sent last."""
         if self._moving or len(self.present) < 2 or (found := self._router.uneven()) is None:
             return
-        for part in dict.fromkeys(reversed(self._where.values())):
-            if len(self._moving) >= found.requests:
-                return
-            if part is not None and part.replica == found.busy and len(part.jobs) == 1:
-                if part.is_untouched:
-                    self._moving[part] = found.idle
-                    part.thread.give_back(part)
+        movable = self._movable[found.busy]
+        while movable and len(self._moving) < found.requests:
+            part, _ = movable.popitem()  # the one that was sent last
+            if part.is_untouched:
+                self._moving[part] = found.idle
+                part.thread.give_back(part)
 
     def _move(self, part: Part) -> None:
         """Sends prompts that were given back to another replica."""
@@ -381,6 +399,7 @@ class Dispatcher(CommandLoop):
         self.gone[replica] = error
         if self.prefill is not None:
             self.prefill.gone(replica)
+        self._movable.pop(replica, None)
         for owner in self._router.leave(replica):
             self._where.pop(owner, None)
             self._let_prefix_go(owner)
