@@ -5,9 +5,10 @@
 Nothing here is timed. Bytes are those that `costs.step_costs` counts for the model of one device, in bfloat16. The rate
 of reads, and what a step takes beyond its reads, are those that benchmarks/results/gpu/hybrid_7b_h200.json measured on
 one H200. This rest is taken for each block, and does not shrink with more devices. So it is an estimate, above all for
-another model. There is one sum over devices for each block and one for the embeddings, and one gather of logits, as
-counted in compiled programs (tests/mesh/test_compiled.py, tests/aot/test_mesh.py). What a sum takes was not measured:
-two times are assumed, and NVLink's 450 GB/s each way.
+another model. There is one sum over devices for each block and one for the embeddings, and one gather of logits in
+float32, as counted in compiled programs (tests/mesh/test_compiled.py, tests/aot/test_mesh.py). What a sum takes was not
+measured: two times are assumed, and NVLink's 450 GB/s each way. Of a mixture of experts, the device counts that reads
+most: all others wait for it. How many experts that is, is drawn, with rows that visit any experts alike.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 
+import numpy as np
+
 from benchmarks.common import write_json
-from hybrid_jax.config import EngineConfig
-from hybrid_jax.costs import model_costs, step_costs
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.costs import StepCosts, model_costs, step_costs
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.models.known import load_known
@@ -35,6 +38,7 @@ CONTEXT = {
 MEASURED = Path(__file__).resolve().parents[1] / "results" / "gpu" / "hybrid_7b_h200.json"
 MEASURED_BLOCKS = 56
 LINK_BYTES_PER_SECOND = 450e9
+DRAWS = 400
 SUM_S = {"NCCL, 20 us": 20e-6, "one kernel, 6 us": 6e-6}  # assumed, for a small message
 
 
@@ -63,6 +67,24 @@ class Step:
     fits: bool
 
 
+def busiest_experts(num_experts: int, top_k: int, devices: int, rows: int) -> float:
+    """How many experts the device visits that visits most, in the mean over draws."""
+    rng = np.random.default_rng(0)
+    counts = []
+    for _ in range(DRAWS):
+        visited = np.argpartition(rng.random((rows, num_experts)), top_k - 1, axis=1)[:, :top_k]
+        seen = np.zeros(num_experts, bool)
+        seen[visited] = True
+        counts.append(seen.reshape(devices, -1).sum(axis=1).max())
+    return float(np.mean(counts))
+
+
+def costs_of(config: ModelConfig, engine: EngineConfig) -> StepCosts:
+    """Of the steps of one device."""
+    model = model_costs(config, make_geometry(config, engine), whole=True)
+    return step_costs(config, engine, model, on_cpu=False)
+
+
 def step(name: str, devices: int, rows: int, one: Step | None) -> Step:
     """A step of one of so many devices; `one` is that of a single device."""
     measured = json.loads(MEASURED.read_text())
@@ -72,16 +94,20 @@ def step(name: str, devices: int, rows: int, one: Step | None) -> Step:
     rest = (per_step - found["floor_s"]) / MEASURED_BLOCKS
     whole, engine = load_known(name), EngineConfig(dtype="bfloat16", max_rows=rows, tp=devices)
     config = shard_config(whole, devices)
-    geometry = make_geometry(config, engine)
-    costs = step_costs(config, engine, model_costs(config, geometry, whole=True), on_cpu=False)
-    weights = costs.weight_bytes + sum(mixture.read(rows) for mixture in costs.mixtures)
+    costs = costs_of(config, engine)
+    weights = costs.weight_bytes + sum(
+        busiest_experts(mixture.num_experts, mixture.top_k, devices, rows) * mixture.expert_bytes
+        for mixture in costs_of(whole, replace(engine, tp=1)).mixtures
+    )
     held = costs.weight_bytes + sum(m.num_experts * m.expert_bytes for m in costs.mixtures)
     blocks = sum(len(layer.blocks) for layer in whole.layers)
     read = [weights, rows * costs.row_bytes, rows * CONTEXT[rows] * costs.kv_bytes]
     parts = [1e3 * num_bytes / rate for num_bytes in read]
-    moved = 2 * (devices - 1) / devices * rows * whole.width * 2 / LINK_BYTES_PER_SECOND
+    others = (devices - 1) / devices
+    moved = 2 * others * rows * whole.width * 2 / LINK_BYTES_PER_SECOND
+    gathered = others * rows * whole.vocab_size * 4 / LINK_BYTES_PER_SECOND
     sums = {
-        how: 1e3 * (blocks + 2) * (seconds + moved) if devices > 1 else 0.0
+        how: 1e3 * ((blocks + 1) * (seconds + moved) + seconds + gathered) if devices > 1 else 0.0
         for how, seconds in SUM_S.items()
     }
     total = {how: sum(parts) + 1e3 * rest * blocks + of_sums for how, of_sums in sums.items()}
