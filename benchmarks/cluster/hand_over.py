@@ -25,9 +25,6 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-)
 
 import numpy as np
 
@@ -85,6 +82,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--smoke", action="store_true", help="one round of short prompts")
     args = parser.parse_args()
+    flags = os.environ.get("XLA_FLAGS", "")  # read when jax first looks for devices
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
     rounds = 1 if args.smoke else args.rounds
     long, between, tokens = (192, 160, 32) if args.smoke else (4064, 2048, 160)
     options = {"max_rows": 8, "quiet": True, "cache": "lru"}

@@ -5,10 +5,10 @@
 Nothing here is timed. Bytes are those that `costs.step_costs` counts for the model of one device, in bfloat16. The rate
 of reads, and what a step takes beyond its reads, are those that benchmarks/results/gpu/hybrid_7b_h200.json measured on
 one H200. This rest is taken for each block, and does not shrink with more devices. So it is an estimate, above all for
-another model. There is one sum over devices for each block and one for the embeddings, and one gather of logits in
-float32, as counted in compiled programs (tests/mesh/test_compiled.py, tests/aot/test_mesh.py). What a sum takes was not
-measured: two times are assumed, and NVLink's 450 GB/s each way. Of a mixture of experts, the device counts that reads
-most: all others wait for it. How many experts that is, is drawn, with rows that visit any experts alike.
+another model. There is one sum over devices for each block and one for the embeddings, and one gather of logits, all
+in bfloat16, as counted in compiled programs (tests/mesh/test_compiled.py, tests/aot/test_mesh.py). What a sum takes was
+not measured: two times are assumed, and NVLink's 450 GB/s each way. Of a mixture of experts, the device counts that
+reads most: all others wait for it. How many experts that is, is drawn, with rows that visit any experts alike.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def step(name: str, devices: int, rows: int, one: Step | None) -> Step:
     parts = [1e3 * num_bytes / rate for num_bytes in read]
     others = (devices - 1) / devices
     moved = 2 * others * rows * whole.width * 2 / LINK_BYTES_PER_SECOND
-    gathered = others * rows * whole.vocab_size * 4 / LINK_BYTES_PER_SECOND
+    gathered = others * rows * whole.vocab_size * 2 / LINK_BYTES_PER_SECOND
     sums = {
         how: 1e3 * ((blocks + 1) * (seconds + moved) + seconds + gathered) if devices > 1 else 0.0
         for how, seconds in SUM_S.items()

@@ -37,14 +37,19 @@ def gathers_of(config, count):
     return 1 + len(norms)
 
 
-def compiled(engine, name):
-    """The largest program of a kind of step, compiled for the engine's devices."""
+def lowered(engine, name):
+    """The largest program of a kind of step, for the engine's devices, and its bucket."""
     runner = engine.runner
     [kind] = [kind for kind in runner.kinds if kind.name == name]
     bucket = kind.buckets()[-1]
     program = runner.programs.get(name, bucket, PLAIN)
     shapes = signature_of(runner._inert(kind, bucket, PLAIN))
-    return program.lower(*jax.tree.map(program._placed, shapes)).compile()
+    return program.lower(*jax.tree.map(program._placed, shapes)), bucket
+
+
+def compiled(engine, name):
+    """As `lowered`, compiled."""
+    return lowered(engine, name)[0].compile()
 
 
 @pytest.mark.parametrize("step", ["decode", "prefill"])
@@ -63,6 +68,29 @@ def test_devices_speak_as_often_as_they_must(name, step):
     ]
     kept = 4 * sum(map(math.prod, own))
     assert program.memory_analysis().alias_size_in_bytes >= kept > 0
+
+
+SPOKEN = re.compile(
+    r'"stablehlo\.(all_reduce|all_gather)"(?:[^\n]*<\{|.*?\}\)).*?: \(tensor<([^>]*)>\)', re.S
+)
+
+
+@pytest.mark.parametrize("step", ["decode", "prefill"])
+@pytest.mark.parametrize("dtype, short", [("bfloat16", "bf16"), ("float32", "f32")])
+def test_what_devices_send_is_as_wide_as_activations(step, dtype, short):
+    """Bytes that devices send in a step; mamba2's gated norm goes over devices."""
+    config, count = DIVIDED["mamba2"][0], 2
+    with make("mamba2", count, dtype=dtype) as llm:
+        program, bucket = lowered(llm._engine, step)
+    found = Counter(SPOKEN.findall(program.as_text()))
+    tokens, vocab = f"{bucket.rows}x{bucket.tokens}", -(-config.vocab_size // count)
+    squares = f"1x{tokens}x1x1xf32"
+    drawn = bucket.rows  # a logit is needed where a token is drawn
+    assert found == {
+        ("all_reduce", f"{tokens}x{config.width}x{short}"): sums_of(config),
+        ("all_gather", squares): gathers_of(config, count) - 1,
+        ("all_gather", f"{drawn}x{vocab}x{short}"): 1,
+    }
 
 
 def test_a_step_of_one_device_speaks_to_nobody():
