@@ -124,7 +124,7 @@ class Feed:
     def max_rows(self) -> int:
         """Sequences that can decode together now, in all replicas that go on from prompts."""
         thread = self._thread
-        count = thread.num_replicas - thread.num_prefill
+        count = thread.mesh.dp
         return max(1, count) * thread.facts.engine_config.max_rows
 
     @property

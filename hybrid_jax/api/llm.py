@@ -212,7 +212,7 @@ class LLM(Reader):
             side: as in `start_folder`.
         """
         # Mistakes show before anything is loaded.
-        have_sides = links is not None and links.prefill > 0
+        have_sides = links is not None and links.mesh.prefill > 0
         settings, prefill = options_of_sides(options, have_sides=have_sides)
         own_tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         folder = BUNDLED if model is None else model_folder(model, "LLM")
@@ -654,7 +654,7 @@ class LLM(Reader):
         self._thread.settle()
         own = {
             "requests": self._intake.num_requests,
-            "replicas": self._thread.num_replicas,
+            "replicas": self._thread.mesh.num_replicas,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
         return Stats(own | self._ledger.totals._asdict() | self._thread.ask(questions.stats))
@@ -678,9 +678,7 @@ class LLM(Reader):
             tokenizer=self._intake.tokenizer,
             unread=self._unread,
             loops=self._thread.ask(questions.about_loops),
-            replicas=self._thread.num_replicas,
-            prefill=self._thread.num_prefill,
-            prefill_devices=self._thread.prefill_devices,
+            mesh=self._thread.mesh,
             where=self._thread.where,
         )
 

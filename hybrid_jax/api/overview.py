@@ -32,6 +32,8 @@ TRITON = {
     (): "prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}",
 }
 
+ONE = MeshShape()
+
 
 def overview(
     engine: EngineFacts,
@@ -42,9 +44,7 @@ def overview(
     tokenizer: Tokenizer | None = None,
     unread: Sequence[str] = (),
     loops: str = "",
-    replicas: int = 1,
-    prefill: int = 0,
-    prefill_devices: int = 0,
+    mesh: MeshShape = ONE,
     where: str = "",
 ) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
@@ -56,13 +56,11 @@ def overview(
         stored_dtype: in which dtype most weights are stored, if that is known.
         tokenizer: what reads texts, if anything does.
         unread: what the model's directory has that is not read, a line each.
-        replicas: engines like this one. prefill: how many of these only compute prompts, on so many
-            `prefill_devices` each. where: they are, if not in this process.
+        mesh: engines like this one, and their devices. where: they are, if not in this process.
         loops: where the loop over the steps of a dispatch runs; "" where there is no choice.
     """
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
-    mesh = MeshShape(dp=replicas - prefill, tp=config.tp, prefill=prefill)
     geometry = make_geometry(shard_config(model, config.tp), config)
     made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
@@ -71,7 +69,7 @@ def overview(
     lines = {
         "model": f"{model.family}, {counted(len(model.layers), 'layer')} of width {model.width}{_cut(model)}",
         "device": _device(engine.device, sizes, weight_bytes),
-        **_replicas(mesh, prefill_devices, where),
+        **_replicas(mesh, where),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
@@ -128,27 +126,27 @@ def _cut(model: ModelConfig) -> str:
     return said
 
 
-def _replicas(mesh: MeshShape, prefill_devices: int, where: str) -> dict[str, str]:
+def _replicas(mesh: MeshShape, where: str) -> dict[str, str]:
     """The lines on replicas and on their devices."""
     if not where:
-        return {"mesh": _mesh(mesh, prefill_devices)} if mesh.num_devices > 1 else {}
+        return {"mesh": _mesh(mesh)} if mesh.num_devices > 1 else {}
     own = MeshShape(tp=mesh.tp)
     said = f"{mesh.num_replicas} in {where}"
     if mesh.prefill:
         said += f", {mesh.prefill} of them to compute prompts, {mesh.dp} to go on from them"
-    if mesh.prefill and prefill_devices != mesh.tp:
-        said += f" on {counted(prefill_devices, 'device')} and {counted(mesh.tp, 'device')} each"
+    if mesh.prefill and mesh.counts[0] != mesh.tp:
+        said += f" on {counted(mesh.counts[0], 'device')} and {counted(mesh.tp, 'device')} each"
     lines = {"replicas": f"{said}; sizes are those of one"}
     return lines | ({"mesh": _mesh(own)} if mesh.tp > 1 else {})
 
 
-def _mesh(mesh: MeshShape, prefill_devices: int = 0) -> str:
+def _mesh(mesh: MeshShape) -> str:
     """How many devices divide the model, and how many replicas there are."""
     if mesh.num_replicas == 1:
         return f"{mesh.words}: so many devices divide the model, and sizes are those of each"
     each = counted(mesh.tp, "device")
     if mesh.prefill:
-        of_prefill = counted(prefill_devices, "device")
+        of_prefill = counted(mesh.counts[0], "device")
         return (
             f"{mesh.words}: {counted(mesh.prefill, 'replica')} of {of_prefill} to compute prompts, "
             f"{counted(mesh.dp, 'replica')} of {each} to go on from them; sizes are those of one device"

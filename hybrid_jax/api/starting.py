@@ -29,7 +29,7 @@ from hybrid_jax.api.threads.replicas import Replicas, routers_here
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.backend import interpreted
-from hybrid_jax.config.mesh import devices_of, read_mesh
+from hybrid_jax.config.mesh import MeshShape, devices_of, read_mesh
 from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -164,7 +164,7 @@ def start_folder(
         programs,
         stored_dtype,
         replicas,
-        sides.num_prefill,
+        sides.mesh.prefill,
         sharing=sharing,
         side=side,
         hosts=hosts,
@@ -223,7 +223,7 @@ def start_params(
         programs,
         dtype,
         replicas,
-        sides.num_prefill,
+        sides.mesh.prefill,
         sharing=len(replicas),
         hosts=hosts,
     )
@@ -233,27 +233,27 @@ class Sides(NamedTuple):
     """The settings of all replicas.
 
     Attributes:
-        num_prefill: replicas, the first ones, that only compute prompts. num_others: those that generate.
-        settings: of the others. prefill: of the first ones.
+        mesh: how many there are, and devices of each.
+        settings: of those that generate. prefill: of those that only compute prompts.
     """
 
-    num_prefill: int
-    num_others: int
+    mesh: MeshShape
     settings: Mapping[str, Any]
     prefill: Mapping[str, Any]
 
     @classmethod
     def of(cls, mesh: Any, settings: Mapping[str, Any], prefill: Mapping[str, Any] | None) -> Sides:
         """Those of a mesh."""
-        shape = read_mesh(mesh)
-        return cls(shape.prefill, shape.dp, settings, settings if prefill is None else prefill)
+        prefill = settings if prefill is None else prefill
+        shape = read_mesh(mesh)._replace(prefill_tp=prefill.get("tp", 1))
+        return cls(shape, settings, prefill)
 
     def each(self, choose: Callable[[Mapping[str, Any]], Chosen]) -> list[Chosen]:
         """What is chosen for each replica."""
         others = choose(self.settings)
-        differ = self.num_prefill and self.prefill != self.settings
+        differ = self.mesh.prefill and self.prefill != self.settings
         firsts = choose(self.prefill) if differ else others
-        return [firsts] * self.num_prefill + [others] * self.num_others
+        return [firsts] * self.mesh.prefill + [others] * self.mesh.dp
 
     def devices(self, config: ModelConfig, mesh: Any) -> list[Devices]:
         """The devices of each replica.
@@ -261,16 +261,15 @@ class Sides(NamedTuple):
         Raises:
             ValueError: as `shard_config` and `first_devices`.
         """
-        if self.num_prefill:
+        if self.mesh.prefill:
             _check_sides(self.prefill)
             _check_sides(self.settings)
-        counts = self.each(lambda settings: settings.get("tp", 1))
         drafting = drafting_model(config, self.settings.get("speculation"))
-        for count in dict.fromkeys(counts):
+        for count in dict.fromkeys(self.mesh.counts):
             _require_divisible(drafting, count)
         if (named := devices_of(mesh)) is not None:
             return [*named]
-        return [None] if counts == [1] else [*first_devices(read_mesh(mesh), counts)]
+        return [None] if self.mesh.num_devices == 1 else [*first_devices(self.mesh)]
 
 
 def _require_divisible(config: ModelConfig, count: int) -> None:

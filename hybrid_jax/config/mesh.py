@@ -22,11 +22,18 @@ class MeshShape(NamedTuple):
         dp: replicas, each with a whole model on devices of its own. It is no axis of a program.
         tp: devices that each model is divided over (tensor parallelism).
         prefill: further replicas, before the others, that only compute prompts for them; 0 for none.
+        prefill_tp: as `tp`, of these; 0 for the same.
     """
 
     dp: int = 1
     tp: int = 1
     prefill: int = 0
+    prefill_tp: int = 0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Devices of each replica."""
+        return (self.prefill_tp or self.tp,) * self.prefill + (self.tp,) * self.dp
 
     @property
     def num_replicas(self) -> int:
@@ -36,7 +43,7 @@ class MeshShape(NamedTuple):
     @property
     def num_devices(self) -> int:
         """All of them."""
-        return self.num_replicas * self.tp
+        return sum(self.counts)
 
     @property
     def words(self) -> str:
@@ -56,7 +63,7 @@ def read_mesh(mesh: Any) -> MeshShape:
 
     Example:
         >>> read_mesh("dp=2, tp=4"), read_mesh("tp=4").words
-        (MeshShape(dp=2, tp=4, prefill=0), 'tp=4')
+        (MeshShape(dp=2, tp=4, prefill=0, prefill_tp=0), 'tp=4')
     """
     if mesh is None:
         return MeshShape()

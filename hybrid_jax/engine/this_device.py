@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,19 +93,15 @@ def first_device() -> jax.Device:
         ) from error
 
 
-def first_devices(shape: MeshShape, counts: Sequence[int] | None = None) -> list[list[jax.Device]]:
+def first_devices(shape: MeshShape) -> list[list[jax.Device]]:
     """The devices of each replica: `first_device`, and those after it.
 
     Where this process has too few (`jax.distributed`), those of all processes are meant.
 
-    Args:
-        shape: of the mesh. counts: devices of each replica; None for as many as it says.
-
     Raises:
         ValueError: there are fewer.
     """
-    counts = [shape.tp] * shape.num_replicas if counts is None else counts
-    first, count = first_device(), sum(counts)
+    first, count = first_device(), shape.num_devices
     found = [d for d in jax.local_devices(backend=first.platform) if d.id >= first.id]
     if len(found) < count and jax.process_count() > 1:
         found = jax.devices(first.platform)
@@ -118,7 +113,7 @@ def first_devices(shape: MeshShape, counts: Sequence[int] | None = None) -> list
             f"{' or '.join(sizes)}"
         )
     each = iter(found)
-    return [list(itertools.islice(each, own)) for own in counts]
+    return [list(itertools.islice(each, own)) for own in shape.counts]
 
 
 def peak_memory_bytes(device: jax.Device) -> int | None:

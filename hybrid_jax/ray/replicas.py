@@ -82,7 +82,7 @@ class Actors(Links):
 
     def first(self) -> list[Link]:
         """As `Links.first`."""
-        found = [self._start(number) for number in range(self.count)]
+        found = [self._start(number) for number in range(self.mesh.num_replicas)]
         try:
             _place(found)
             nodes, begun = Counter(link.node for link in found), Counter[str]()

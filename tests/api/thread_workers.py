@@ -82,7 +82,7 @@ class ThreadWorkers(Links):
     """Starts threads in place of processes."""
 
     def first(self):
-        return [self.another(number) for number in range(self.count)]
+        return [self.another(number) for number in range(self.mesh.num_replicas)]
 
     def another(self, number):
         link = start_worker(number)

@@ -82,7 +82,7 @@ def test_tokens_are_those_of_one_device(llm, expected):
 
 def test_sides_do_their_own_work_alone(llm):
     llm.reset_prefix_cache()
-    num_prefill = llm._thread.num_prefill
+    num_prefill = llm._thread.mesh.prefill
     before = [engine.stats() for engine in engines_of(llm)]
     llm.generate(GIVEN, GREEDY)
     after = [engine.stats() for engine in engines_of(llm)]
@@ -145,7 +145,7 @@ def test_a_caller_that_leaves_ends_what_is_computed_for_it(llm, expected):
 
 def test_a_turn_that_fails_where_prompts_are_computed_costs_nothing(llm, expected, monkeypatch):
     receive, rng = Engine._receive, random.Random(3)
-    prefill = engines_of(llm)[: llm._thread.num_prefill]
+    prefill = engines_of(llm)[: llm._thread.mesh.prefill]
 
     def fails(self):
         if self in prefill and rng.random() < 0.2:

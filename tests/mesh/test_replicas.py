@@ -154,7 +154,7 @@ def test_a_replica_that_left_loses_and_doubles_nothing(one, params, monkeypatch)
                 there = {
                     at for owner, at in where.copy().items() if delta.request_id in owner.split("/")
                 }
-                if number >= moment and llm._thread.num_replicas == 2 and there:
+                if number >= moment and llm._thread.mesh.num_replicas == 2 and there:
                     llm._thread.take_out(there.pop())  # where a text is being written
                 deltas.append(delta)
             for index, out in enumerate(expected):

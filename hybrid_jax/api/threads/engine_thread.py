@@ -20,6 +20,7 @@ from hybrid_jax.api.threads.commands import Command
 from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.loop import Loop, settled
 from hybrid_jax.api.threads.questions import Answer, Question
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.process.ending import wait_for
 from hybrid_jax.schedule.request import Request
 
@@ -59,9 +60,9 @@ class EngineThread(Front):
         return threading.current_thread() is self._thread
 
     @property
-    def num_replicas(self) -> int:
+    def mesh(self) -> MeshShape:
         """One engine."""
-        return 1
+        return MeshShape(tp=self._facts.engine_config.tp)
 
     @property
     def is_stepped(self) -> bool:

@@ -14,6 +14,7 @@ from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.api.threads.calls import CLOSED, Call, News, own_error
 from hybrid_jax.api.threads.questions import Answer, EngineFacts, Question
+from hybrid_jax.config.mesh import MeshShape
 
 MAX_WAITING = (
     16_384  # streams for `async for` without a token; nothing else limits how many there are
@@ -67,18 +68,8 @@ class Front(ABC):
 
     @property
     @abstractmethod
-    def num_replicas(self) -> int:
-        """How many engines there are."""
-
-    @property
-    def prefill_devices(self) -> int:
-        """Devices of each engine that only computes prompts; 0 if there are none."""
-        return 0
-
-    @property
-    def num_prefill(self) -> int:
-        """How many of them only compute prompts."""
-        return 0
+    def mesh(self) -> MeshShape:
+        """How many engines there are now, and devices of each."""
 
     @property
     def where(self) -> str:

@@ -24,6 +24,7 @@ from hybrid_jax.api.threads.prefill_side import PrefillSide
 from hybrid_jax.api.threads.questions import Answer, Question
 from hybrid_jax.cluster.router import ReplicaCosts, Router
 from hybrid_jax.cluster.watch import News, TreeWatcher
+from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.costs import CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE, frame_costs
 from hybrid_jax.tiers.hand_over import Receiver, Sender
 
@@ -64,7 +65,9 @@ class Replicas(Front):
             dispatcher.add(replica, loop)
         if prefill is not None:
             prefill.threads = dispatcher.threads
-        super().__init__(dispatcher.threads[-1].facts)  # those that only compute prompts come first
+        # Those that only compute prompts come first.
+        self._prefill_tp = dispatcher.threads[0].facts.engine_config.tp
+        super().__init__(dispatcher.threads[-1].facts)
         self._thread = threading.Thread(
             target=dispatcher.run, name="hybrid_jax-dispatcher", daemon=True
         )
@@ -86,19 +89,16 @@ class Replicas(Front):
         return self._where
 
     @property
-    def num_replicas(self) -> int:
+    def mesh(self) -> MeshShape:
         """How many are there now."""
-        return len(self._dispatcher.present)
-
-    @property
-    def num_prefill(self) -> int:
-        """How many of them only compute prompts."""
-        return len(self._prefill.intersection(self._dispatcher.present))
-
-    @property
-    def prefill_devices(self) -> int:
-        """As `Front.prefill_devices`."""
-        return self._dispatcher.threads[0].facts.engine_config.tp if self._prefill else 0
+        present = self._dispatcher.present
+        prefill = len(self._prefill.intersection(present))
+        return MeshShape(
+            dp=len(present) - prefill,
+            tp=self._facts.engine_config.tp,
+            prefill=prefill,
+            prefill_tp=self._prefill_tp,
+        )
 
     def submit(self, calls: Sequence[Call]) -> None:
         """As `EngineThread.submit`."""

@@ -153,32 +153,31 @@ class Links(ABC):
         ValueError: the number or a mesh is not what it should be.
 
     Attributes:
-        count: all of them. prefill: how many of these, the first ones, only compute prompts.
-        devices: how many each of these has, and how many each of the others.
+        mesh: how many there are, and the devices of each.
     """
 
     def __init__(self, replicas: int | str, options: Mapping[str, Any]) -> None:
-        count, self.prefill = _counts(replicas)
+        count, prefill = _counts(replicas)
         mesh = options.get("mesh")
         if mesh is not None and (not isinstance(mesh, str) or read_mesh(mesh).num_replicas != 1):
             raise ValueError(
                 f"LLM: with replicas={count}, mesh says how each of them is divided, like 'tp=2'; got {mesh!r}"
             )
         own = options_of_prefill(options)["mesh"]
-        self.count, self.devices = count, (read_mesh(own).tp, read_mesh(mesh).tp)
+        self.mesh = read_mesh(mesh)._replace(
+            dp=count - prefill, prefill=prefill, prefill_tp=read_mesh(own).tp
+        )
 
     def devices_of(self, number: int) -> range:
         """The devices of a worker, where all are on one machine."""
-        of_prefill, of_others = self.devices
-        before = min(number, self.prefill)
-        first = before * of_prefill + (number - before) * of_others
-        return range(first, first + (of_prefill if number < self.prefill else of_others))
+        first = sum(self.mesh.counts[:number])
+        return range(first, first + self.mesh.counts[number])
 
     def side(self, number: int) -> Literal["prefill", "decode", ""]:
         """As `Link.side`, of a worker."""
-        if not self.prefill:
+        if not self.mesh.prefill:
             return ""
-        return "prefill" if number < self.prefill else "decode"
+        return "prefill" if number < self.mesh.prefill else "decode"
 
     @abstractmethod
     def first(self) -> list[Link]:
@@ -196,17 +195,17 @@ class Processes(Links):
         super().__init__(replicas, options)
         processors = os.cpu_count() or 1
         most = max(LEAST_LIMIT, PER_PROCESSOR * processors)
-        if self.count > most:
+        if self.mesh.num_replicas > most:
             raise ValueError(
                 f"LLM: replicas must be at most {most} on this machine, which has {counted(processors, 'processor')}; "
-                f"got {self.count}"
+                f"got {self.mesh.num_replicas}"
             )
 
     def first(self) -> list[Link]:
         """As `Links.first`."""
         found: list[Link] = []
         try:
-            for number in range(self.count):
+            for number in range(self.mesh.num_replicas):
                 found.append(self.another(number))
         except BaseException:
             kill_all(found)
@@ -215,7 +214,7 @@ class Processes(Links):
 
     def another(self, number: int) -> Link:
         """As `Links.another`."""
-        link = start_process(number, self.count, cards=self.devices_of(number))
+        link = start_process(number, self.mesh.num_replicas, cards=self.devices_of(number))
         link.side = self.side(number)
         return link
 
