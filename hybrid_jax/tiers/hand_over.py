@@ -93,7 +93,11 @@ class MemoryParts(Parts):
         self._add(name, num_bytes)
         if not self._needs(name):  # looked at last, for it may be taken back meanwhile
             self.remove(name)
-        self._came(name, part)
+        try:
+            self._came(name, part)
+        except BaseException:  # it cannot go on
+            self.remove(name)
+            raise
         return num_bytes
 
     def read(self, name: str, marks: Mapping[str, str]) -> Part:
@@ -220,11 +224,15 @@ class HandOver:
         """A promise that was not kept yet will not be. Who waits for it computes the prefix."""
         self.end(name, "failed")
 
-    def end(self, name: str, state: str) -> None:
-        """A promise was kept ("there") or broken ("failed"), unless it has ended already."""
+    def end(self, name: str, state: str, only: Promise | None = None) -> None:
+        """A promise was kept ("there") or broken ("failed"), unless it has ended already.
+
+        Args:
+            only: which promise is meant; None for the one that has this name now.
+        """
         with self._lock:
             promise = self._promises.get(name)
-            if promise is None or promise.state != "coming":
+            if promise is None or promise.state != "coming" or only not in (None, promise):
                 return
             promise.state = state
             waiting, promise.waiting = promise.waiting, []

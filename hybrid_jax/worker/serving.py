@@ -192,11 +192,14 @@ class Worker:
         self._compile_seconds: Callable[[], float] = lambda: 0.0
         self._turn_seconds: Callable[[], float] = lambda: 0.0  # of a card
         self._asking = pool_of_threads(ASKING, "hybrid_jax-asked")
+        # Parts may come from another machine, and calls must not wait for that. One thread: their order matters.
+        self._fetching = pool_of_threads(1, "hybrid_jax-fetch")
 
     def run(self) -> None:
         """Makes the `LLM` and serves."""
         with ExitStack() as ends:
             ends.callback(self._asking.shutdown, wait=False)
+            ends.callback(self._fetching.shutdown, wait=False, cancel_futures=True)
             try:
                 frame = self._link.receive()
                 try:
@@ -289,9 +292,13 @@ class Worker:
                     case TakeBack():
                         self._hand_over.take_back(message.name)
                     case PartCame():
-                        self._take_part(message)
-                    case PromiseEnded():
-                        self._hand_over.end(message.name, message.state)
+                        found = self._link.disclose(message.found)
+                        self._fetching.submit(self._take_part, message.name, found)
+                    case PromiseEnded():  # after its parts
+                        promise = self._hand_over.known(message.name)
+                        if promise is not None:
+                            end = message.name, message.state, promise
+                            self._fetching.submit(self._hand_over.end, *end)
                     case Compute():
                         told = functools.partial(self._computed, message)
                         self._thread.compute_prefix(message.request, message.promise, told)
@@ -329,14 +336,17 @@ class Worker:
             completion.go_on(progress)
         return job
 
-    def _take_part(self, came: PartCame) -> None:
+    def _take_part(self, name: str, found: Any) -> None:
         """Keeps a part. One that is damaged or has no room is as one that never came: the prefix is computed here."""
         try:
-            file = self._link.read(self._link.disclose(came.found))
-            part = part_of_bytes(np.frombuffer(file, np.uint8), came.name)
-            self._hand_over.folder.put(came.name, part)
-        except (Damaged, OSError, MemoryError) as error:
-            LOG.warning("a part of a prompt that was computed elsewhere is left out: %s", error)
+            part = part_of_bytes(np.frombuffer(self._link.read(found), np.uint8), name)
+            self._hand_over.folder.put(name, part)
+        except Exception as error:
+            expected = isinstance(error, Damaged | OSError | MemoryError)
+            LOG.warning(
+                "a part of a prompt that was computed elsewhere is left out: %s",
+                error if expected else repr(error),
+            )
 
     def _computed(self, compute: Compute, error: BaseException | None) -> None:
         """What was to come of a prompt is on its way, or will not come."""

@@ -144,7 +144,11 @@ def test_the_actor_for_programs(cluster, bundled):
 def test_a_stage_of_a_data_set(cluster, bundled):
     rows = [{"prompt": prompt, "id": n} for n, prompt in enumerate([*PROMPTS, ""])]
     stage = dict(fn_constructor_kwargs={"sampling_params": GREEDY, **BUNDLED}, batch_size=4)
-    found = ray.data.from_items(rows).map_batches(Generate, concurrency=1, **stage).take_all()
+    found = (
+        ray.data.from_items(rows)
+        .map_batches(Generate, compute=ray.data.ActorPoolStrategy(size=1), **stage)
+        .take_all()
+    )
     found.sort(key=lambda row: row["id"])
     expected = [text for [text] in texts(bundled.generate(PROMPTS, GREEDY))]
     assert [row["generated_text"] for row in found] == [*expected, ""]

@@ -127,6 +127,24 @@ def test_others_go_on_while_prompts_come_late(workers, bundled, expected, held):
     assert_tidy(workers)
 
 
+def test_calls_are_served_while_a_part_is_fetched(workers, bundled, expected, monkeypatch):
+    """As from another machine."""
+    goes_on, link = threading.Event(), links(workers)[1].worker._link
+    read, fetched = link.read, []
+    slowly = lambda found: fetched.append(found) or goes_on.wait(60) and read(found)
+    monkeypatch.setattr(link, "read", slowly)
+    workers.reset_prefix_cache()
+    call, found = begun(workers)
+    wait_until(lambda: fetched)
+    short = bundled.generate("import ", GREEDY)
+    assert tokens(workers.generate("import ", GREEDY)) == tokens(short)
+    assert call.is_alive()
+    goes_on.set()
+    call.join(60)
+    assert tokens(found) == expected and len(fetched) > 1
+    assert_tidy(workers)
+
+
 def test_a_caller_that_does_not_wait_for_a_late_prompt_leaves_nothing(workers, expected, held):
     """It leaves with the first token of a short prompt."""
     stream = workers.stream(["import ", *LONG], GREEDY)

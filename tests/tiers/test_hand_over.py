@@ -123,3 +123,27 @@ def test_parts_are_kept_as_they_are_and_gone_ones_are_an_error():
     parts.remove("a")
     with pytest.raises(FileNotFoundError, match="a is no longer handed over"):
         parts.read("a", {})
+
+
+def test_the_end_of_a_promise_is_none_of_the_one_that_was_made_in_its_place():
+    """As when it comes late."""
+    over = shared()
+    name = over.promise(TOKENS, 256)
+    before = over.known(name)
+    over.take_back(name)
+    assert over.promise(TOKENS, 256) == name
+    over.end(name, "there", before)
+    assert over.known(name).state == "coming"
+    over.end(name, "there", over.known(name))
+    assert over.known(name).state == "there"
+
+
+def test_a_part_that_cannot_go_on_is_not_kept():
+    def full(name, part):
+        raise OSError("the store is full")
+
+    over = HandOver(root_of("a model"), came=full)
+    name = over.promise(TOKENS, 256)
+    with pytest.raises(OSError, match="the store is full"):
+        bring(over, name)
+    assert not over.folder.num_files and over.known(name).parts[0] not in over.folder

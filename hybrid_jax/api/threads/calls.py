@@ -7,6 +7,7 @@ which Python hands to the main thread, therefore ends a wait and never falls int
 from __future__ import annotations
 
 import copy
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
 
+LOG = logging.getLogger("hybrid_jax.engine")
 CLOSED = "LLM: this object was closed; make a new one"
 
 
@@ -82,6 +84,17 @@ class Call:
             self._num_told = self.num_finished
             self.has_shown_text = self.has_shown_text or bool(deltas)
             self._send(News(deltas=deltas, num_finished=self.num_finished, over=self.over))
+
+    def reaches(self, deltas: Sequence[Delta]) -> bool:
+        """As `tell`; returns whether the caller can still be reached."""
+        try:
+            self.tell(deltas)
+        except RuntimeError:  # its event loop is closed
+            return False
+        except Exception:
+            LOG.exception("a call is ended, because its news cannot be told")
+            return False
+        return True
 
     @property
     def all_told(self) -> bool:

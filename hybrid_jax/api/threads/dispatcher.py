@@ -14,7 +14,6 @@ import logging
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 
@@ -69,9 +68,7 @@ class Joint:
             else:
                 self.call.num_finished += news.num_finished - self._counts.get(part, 0)
                 self._counts[part] = news.num_finished
-                try:
-                    self.call.tell(news.deltas)
-                except Exception:  # its event loop is closed
+                if not self.call.reaches(news.deltas):
                     self.call.over = True
         if self.call.over:
             self._over(self.call)
@@ -255,8 +252,7 @@ class Dispatcher(CommandLoop):
             joint = Joint(call, self._forget_soon)
             self._joints[call] = joint
             if not call.jobs:
-                with suppress(Exception):  # its event loop is closed
-                    call.tell([])
+                call.reaches([])
                 self.end(call)
                 continue
             for job in call.jobs:
@@ -269,27 +265,28 @@ class Dispatcher(CommandLoop):
             self._homeless.append((joint, jobs))
             return
         try:
-            parted = self._parted(joint, jobs, only)
+            for replica, own in self._parted(joint, jobs, only).items():
+                self._give(joint, own, replica)
         except BaseException as error:
             joint.fail(error)
             for job in jobs:  # those that had a place already
                 self._let_end(joint.owners[job], job)
-            return
-        for replica, own in parted.items():
-            thread = self.threads[replica]
-            for job in own:
-                job.reach(thread.compile_seconds)
+
+    def _give(self, joint: Joint, jobs: list[Job], replica: int) -> None:
+        """Has a replica compute prompts."""
+        thread = self.threads[replica]
+        for job in jobs:
+            job.reach(thread.compile_seconds)
             if self.prefill is not None:
-                for job in own:
-                    hit_len = 0 if job.decision is None else job.decision.hit_len
-                    self.prefill.ask(joint.owners[job], job, hit_len, thread)
-            parts = [Part(joint, jobs, replica, thread, self) for jobs in self._movable_apart(own)]
-            for part in parts:
-                joint.parts.append(part)
-                self._where.update(dict.fromkeys((joint.owners[job] for job in part.jobs), part))
-                if len(part.jobs) == 1:
-                    self._movable[replica][part] = None
-            thread.begin(parts)
+                hit_len = 0 if job.decision is None else job.decision.hit_len
+                self.prefill.ask(joint.owners[job], job, hit_len, thread)
+        parts = [Part(joint, own, replica, thread, self) for own in self._movable_apart(jobs)]
+        for part in parts:
+            joint.parts.append(part)
+            self._where.update(dict.fromkeys((joint.owners[job] for job in part.jobs), part))
+            if len(part.jobs) == 1:
+                self._movable[replica][part] = None
+        thread.begin(parts)
 
     def _movable_apart(self, jobs: list[Job]) -> list[list[Job]]:
         """Prompts of one call for one replica, as they are sent: many together, but the last ones, which will wait for

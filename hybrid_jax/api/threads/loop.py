@@ -222,9 +222,7 @@ class Loop(CallLoop):
     def _tell(self, call: Call, deltas: list[Delta]) -> None:
         if call.num_finished == len(call.jobs):
             self._calls.pop(call, None)
-        try:
-            call.tell(deltas)
-        except Exception:  # its event loop is closed
+        if not call.reaches(deltas):
             self.end_call(call)
 
     def _fail_turn(self, error: BaseException) -> None:

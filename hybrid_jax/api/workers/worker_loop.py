@@ -239,9 +239,7 @@ class WorkerLoop(CallLoop):
         if told.error is not None:
             self.end_call(call, told.error, engine_failed=told.engine_failed)
             return
-        try:
-            call.tell(deltas)
-        except Exception:  # its event loop is closed
+        if not call.reaches(deltas):
             self.end_call(call)
         if call.over:
             self._forget(call)
