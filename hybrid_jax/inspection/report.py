@@ -222,7 +222,9 @@ class ModelReport(dict[str, Any]):
             "blocks": ", ".join(f"{count} {kind}" for kind, count in self["layers"].items()),
             "dtype": f"{self['dtype']}, stored as {self['stored_dtype']} (auto: float32 on a CPU, elsewhere as "
             "stored, and bfloat16 for float16)",
-            "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']})",
+            "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']}"
+            + " on each device)" * (self["shards"] > 1)
+            + ")" * (self["shards"] == 1),
             "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
             "context": counted(self["max_position"], "token"),
         }

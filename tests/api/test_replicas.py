@@ -459,7 +459,7 @@ def test_a_thread_that_ends_by_a_mistake_gives_its_requests_back(make, caplog):
     assert sum(len(delta.token_ids) for delta in deltas) == 150 * len(PROMPTS)
     assert llm.stats()["replicas"] == 1
     assert (
-        "replica 0 has ended: ZeroDivisionError('a mistake of the engine'); its requests go to those that are left: 1"
+        "replica 0 has ended: ZeroDivisionError('a mistake of the engine'); its requests go to 1 other"
         in caplog.text
     )
     assert texts(llm.generate(PROMPTS, GREEDY)) == [SCRIPT[:12]] * 7

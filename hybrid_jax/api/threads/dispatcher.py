@@ -23,6 +23,7 @@ from hybrid_jax.api.threads.calls import CLOSED, Call, News
 from hybrid_jax.api.threads.commands import Command, CommandLoop
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.prefill_side import PrefillSide
+from hybrid_jax.byte_sizes import counted
 from hybrid_jax.cluster.router import Router
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -403,11 +404,15 @@ class Dispatcher(CommandLoop):
         again = (
             error is not None and self._revive is not None and self._starts[replica] < MAX_STARTS
         )
+        if left := len(self._router.present):
+            then = f"go to {counted(left, 'other')}"
+        else:
+            then = "wait" if again or self.reviving else "end with an error"
         LOG.warning(
-            "replica %d has ended%s; its requests go to those that are left: %d%s",
+            "replica %d has ended%s; its requests %s%s",
             replica,
             "" if error is None else f": {error!r}",
-            len(self.present),
+            then,
             "; it is started again" * again
             + "; it is left out" * (self._starts[replica] >= MAX_STARTS),
         )
