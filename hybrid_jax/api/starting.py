@@ -46,7 +46,7 @@ from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.tiers.chain import root_of
 from hybrid_jax.tiers.disk import Disk
 from hybrid_jax.tiers.form import Form
-from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
+from hybrid_jax.tiers.hand_over import ENDS, HandOver
 from hybrid_jax.weights import Dtype, add_second, open_second, open_with_drafter, with_draft
 from hybrid_jax.weights.digest import weights_digest
 
@@ -392,7 +392,8 @@ def _started(
         each = zip(loaded, engine_configs, replicas, strict=True)
         for index, (params, engine_config, devices) in enumerate(each):
             if hand_over is not None:
-                side = functools.partial(Sender if index < prefill else Receiver, hand_over)
+                end = ENDS["prefill" if index < prefill else "decode"]
+                side = functools.partial(end, hand_over)
             with _on(devices):
                 engine = _engine(
                     config,

@@ -167,9 +167,11 @@ class Prefixes:
         counters: what happened so far.
         writing: whether anything is written still; False after an error.
         is_disk: it is a tier. What is handed over between engines is none: all of it is wanted, however long it takes.
+        side: of such a hand-over, "prefill" or "decode"; "" for none.
     """
 
     is_disk = True
+    side = ""
 
     def __init__(self, folder: Parts, geometry: Geometry) -> None:
         self.folder, self.geometry = folder, geometry

@@ -317,6 +317,8 @@ class _Side(Disk):
 class Sender(_Side):
     """The end of an engine that computes prompts: it gives copies of what was promised."""
 
+    side = "prefill"
+
     def find(self, chain: Chain, above: int, most: int, *, held: int) -> int:
         """Nothing comes back."""
         return 0
@@ -387,6 +389,8 @@ class Receiver(_Side):
         bring: puts frames of another engine's device where programs of this one read them. The engine sets it.
     """
 
+    side = "decode"
+
     def __init__(self, shared: HandOver, geometry: Geometry, form: Form) -> None:
         super().__init__(shared, geometry, form)
         self.writing = False
@@ -438,3 +442,6 @@ class Receiver(_Side):
         found.add(sum(one.nbytes for one in words))
         found.frames.pages.update(zip(places, words, strict=False))
         return words[len(places) :] or None
+
+
+ENDS: dict[str, type[Sender] | type[Receiver]] = {end.side: end for end in (Sender, Receiver)}

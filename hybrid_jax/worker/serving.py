@@ -49,7 +49,7 @@ from hybrid_jax.api.workers.messages import (
 )
 from hybrid_jax.api.workers.starting import ROOT
 from hybrid_jax.process.ending import pool_of_threads
-from hybrid_jax.tiers.hand_over import HandOver, Receiver, Sender
+from hybrid_jax.tiers.hand_over import ENDS, HandOver
 from hybrid_jax.tiers.part_file import Damaged, Part, part_of_bytes, part_to_bytes
 
 LOG = logging.getLogger("hybrid_jax.engine")
@@ -153,8 +153,7 @@ def loaded(start: Start, hand_over: HandOver) -> LLM:
         start: says which. hand_over: of the worker, if it is on one side of one.
     """
     llm = LLM.__new__(LLM)
-    ends = {"prefill": Sender, "decode": Receiver}
-    side = functools.partial(ends[start.side], hand_over) if start.side else None
+    side = functools.partial(ENDS[start.side], hand_over) if start.side else None
     options = {**start.options, "prefill_options": None}
     if start.side == "prefill":
         options = options_of_prefill(start.options)

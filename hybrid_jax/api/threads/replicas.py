@@ -26,7 +26,6 @@ from hybrid_jax.cluster.router import ReplicaCosts, Router
 from hybrid_jax.cluster.watch import News, TreeWatcher
 from hybrid_jax.config.mesh import MeshShape
 from hybrid_jax.costs import CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE, frame_costs
-from hybrid_jax.tiers.hand_over import Receiver, Sender
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -253,8 +252,7 @@ def routers_of(models: Sequence[ReplicaCosts], sides: Sequence[str]) -> dict[str
 
 def routers_here(engines: Sequence[Engine]) -> dict[str, Router]:
     """As `routers_of`, and the engines' caches tell them what they have. No engine may run yet."""
-    ends: dict[type, str] = {Sender: "prefill", Receiver: "decode"}
-    sides = [ends.get(type(engine.disk), "") for engine in engines]
+    sides = ["" if engine.disk is None else engine.disk.side for engine in engines]
     routers = routers_of([costs_of(engine) for engine in engines], sides)
     for replica, engine in enumerate(engines):
         tell_cache(engine, functools.partial(routers[sides[replica]].tell, replica))
