@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
 import sys
 
 import jax
@@ -16,6 +18,7 @@ from tests.tiny_models import redrawn
 
 GIVEN = [{"prompt_token_ids": ids} for ids in PROMPTS]
 SAMPLED = SamplingParams(n=2, max_tokens=12, temperature=0.9, top_k=20, seed=5, ignore_eos=True)
+HEARTBEAT = 20  # seconds after which jax ends processes whose fellow says nothing
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 
@@ -96,9 +99,27 @@ def errors(name):
     return found
 
 
+def one_ends(name, *, sent):
+    """The second process is ended, or stopped for ever, in the middle of a call."""
+    with make_on(f"tp={jax.device_count()}", name) as llm:
+        stream = llm.stream(GIVEN, GREEDY)
+        next(stream)
+        if jax.process_index() == 1:
+            os.kill(os.getpid(), sent)
+        return len(list(stream))
+
+
+CASES = {
+    "of_a_group": of_a_group,
+    "alone": alone,
+    "errors": errors,
+    "one_is_killed": functools.partial(one_ends, sent=signal.SIGKILL),
+    "one_is_stopped": functools.partial(one_ends, sent=signal.SIGSTOP),
+}
+
 if __name__ == "__main__":
     address, count, index, what, name = sys.argv[1:]
-    jax.distributed.initialize(address, int(count), int(index))
-    print(json.dumps({"of_a_group": of_a_group, "alone": alone, "errors": errors}[what](name)))
+    jax.distributed.initialize(address, int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT)
+    print(json.dumps(CASES[what](name)))
     sys.stdout.flush()
     os.sync()

@@ -119,10 +119,15 @@ def of_processes(what, name, *, count=2, devices=4):
         for index in range(count)
     ]
     try:
+        if what.startswith("one_is"):
+            return running[0].communicate(timeout=300)[1], running[0].returncode
         found = [process.communicate(timeout=600) for process in running]
     finally:
         for process in running:
             process.kill()
+            process.wait()
+            for told in (process.stdout, process.stderr):
+                told.close()
     for process, (_, told) in zip(running, found, strict=True):
         assert process.returncode == 0, told
     # Gloo, which carries the sums, prints lines of its own.
@@ -162,6 +167,14 @@ def test_processes_may_have_models_of_their_own():
     with make("two_kv") as llm:
         expected = as_json(answers(llm))
     assert found == {"one": expected, "all": expected}
+
+
+@pytest.mark.parametrize("how", ["one_is_killed", "one_is_stopped"])
+@left_to_all
+def test_a_process_that_is_gone_or_hangs_ends_the_others(how):
+    """jax does that, after what it was told for `heartbeat_timeout_seconds`."""
+    told, code = of_processes(how, "two_kv", devices=1)
+    assert code not in (0, None), told
 
 
 def test_processes_that_differ_stop_with_the_difference():
