@@ -60,6 +60,10 @@ def start_llm(
         raise ValueError(
             f"start_llm: address must be 'auto', 'HOST:PORT' or 'local', got {address!r}"
         )
+    if not isinstance(actor_options, Mapping | None):
+        raise ValueError(
+            f'start_llm: actor_options must be a dict, such as {{"num_gpus": 2}}, got {actor_options!r}'
+        )
     links = Actors(replicas, options, actor_options or {})
     connect(address)
     return LLM._elsewhere(model, links, progress=progress, **options)
@@ -116,7 +120,13 @@ class Actors(Links):
     def _start(self, number: int) -> RayLink:
         own = len(self.devices_of(number))
         gpus = {"num_gpus": own} if ray.cluster_resources().get("GPU") else {}
-        link = RayLink(SeatActor.options(**{**gpus, **self._for_ray}).remote(), number)
+        try:
+            actor = SeatActor.options(**{**gpus, **self._for_ray}).remote()
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"start_llm: Ray takes no actor with actor_options={dict(self._for_ray)!r}: {error}"
+            ) from error
+        link = RayLink(actor, number)
         link.side = self.side(number)
         return link
 

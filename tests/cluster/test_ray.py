@@ -249,6 +249,22 @@ def test_an_llm_that_cannot_start_says_why(cluster):
         start_llm(memory=1000, quiet=True)
 
 
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (
+            {"bogus": 1},
+            "Ray takes no actor with actor_options={'bogus': 1}: Invalid option keyword",
+        ),
+        ({"num_gpus": "x"}, "Ray takes no actor with actor_options={'num_gpus': 'x'}: The type of"),
+        ("num_gpus=1", "start_llm: actor_options must be a dict, such as .*, got 'num_gpus=1'"),
+    ],
+)
+def test_options_that_ray_does_not_take_are_named(cluster, given, says):
+    with pytest.raises(ValueError, match=says):
+        start_llm(**BUNDLED, actor_options=given, quiet=True)
+
+
 def test_an_actor_of_another_model_is_refused(cluster, monkeypatch):
     """As where a folder of the same name holds other weights on another machine."""
     from hybrid_jax.api.workers import starting
