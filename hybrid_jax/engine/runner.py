@@ -338,8 +338,7 @@ class Runner:
 
     def write_frames(self, come: Incoming) -> None:
         """Writes what comes from elsewhere into the arena."""
-        words = self.bring(come.words) if self._host else come.words
-        self.state = copy_in(self.programs, self.state, come.arena, words)
+        self.state = copy_in(self.programs, self.state, come.arena, self.bring(come.words))
 
     def _recast(self, name: str, recast: Recast) -> None:
         """Writes a checkpoint in another form; the program of that name reads it."""
@@ -471,7 +470,8 @@ class Runner:
             jobs += [("load_history", self._load_history, sink, [])]
         if self._moves_frames:
             frame: np.ndarray = np.zeros(1, np.int32)
-            words: np.ndarray = np.zeros(self.model.geometry.frame_words, np.uint32)
+            count = 1 if self._shards is None else self._shards.count
+            words: np.ndarray = np.zeros(count * self.model.geometry.frame_words, np.uint32)
             jobs += [("save_frames", self.copy_out, frame)]
             jobs += [("load_frames", self.write_frames, Incoming(arena=frame, words=[words]))]
         if self.model.geometry.narrow is not None:

@@ -217,10 +217,12 @@ class RayLink(_Stored):
         """As `Link.receive`."""
         while not self._arrived:
             try:
-                number, frame, along = ray.get(self._asked[0], timeout=within)
+                asked = self._asked[0]
+                # Only what is made is brought here, however long that takes.
+                if not ray.wait([asked], timeout=within, fetch_local=False)[0]:
+                    raise TimeoutError
+                number, frame, along = ray.get(asked)
                 self._asked.popleft()
-            except GetTimeoutError:
-                raise TimeoutError from None
             except (RayError, IndexError) as error:
                 self._why = str(error).strip().splitlines()[0] if str(error) else repr(error)
                 self._over.set()

@@ -53,6 +53,13 @@ class FramesPart(Part):
         return sum(words.nbytes for words in self.frames.words(self.frames.pages))
 
 
+class ArenaFrames(Frames):
+    """Frames that go on as they are."""
+
+
+# Bytes of frames on their way, which on a card are in pinned memory: more go as parts, which any memory of the host
+# holds.
+MOST_PINNED = 8 << 30
 NO_LIMIT = 1 << 62  # bytes: parts are kept as long as somebody has promised them, and no longer
 
 
@@ -351,15 +358,15 @@ class Sender(_Side):
             self.counters.saved_bytes += self._write_run(save, end, frames)
 
     def _frames(self, save: Save, copies: Sequence[Any]) -> Frames:
-        if not self.shared.is_direct:
+        if not self.shared.is_direct or self.folder.num_bytes > MOST_PINNED:
             return super()._frames(save, copies)
         for copy in copies:  # raises the error of a step that failed
             copy.block_until_ready()
         count = len(save.places)
-        return Frames(dict(zip(save.places, copies, strict=False)), [*copies[count:]])
+        return ArenaFrames(dict(zip(save.places, copies, strict=False)), [*copies[count:]])
 
     def _write_run(self, save: Save, end: int, frames: Frames) -> int:
-        if not self.shared.is_direct:
+        if not isinstance(frames, ArenaFrames):
             return super()._write_run(save, end, frames)
         pages, windowed = pages_of(end, self.geometry.page_tokens), self._windowed()
         own = {
@@ -370,7 +377,7 @@ class Sender(_Side):
         return self.folder.put(pages_name(save.chain, end), FramesPart(frames=Frames(own, None)))
 
     def _write_end(self, save: Save, frames: Frames) -> int:
-        if not self.shared.is_direct:
+        if not isinstance(frames, ArenaFrames):
             return super()._write_end(save, frames)
         windowed = self._windowed()
         own = {place: words for place, words in frames.pages.items() if place[1] in windowed}

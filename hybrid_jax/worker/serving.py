@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import options_of_prefill
 from hybrid_jax.api.outputs import Delta
-from hybrid_jax.api.threads.calls import Call, News
+from hybrid_jax.api.threads.calls import Call, News, Whole
 from hybrid_jax.api.threads.engine_thread import EngineThread
 from hybrid_jax.api.threads.loop import Loop
 from hybrid_jax.api.threads.questions import named
@@ -70,7 +71,7 @@ class SentCall(Call):
 
     Args:
         begin: what that process asks for.
-        jobs: made of it.
+        jobs: made of it. whole: of all parts of the call that are here.
         say: puts a message on its way.
         peak: the most memory in use so far.
         forget: called when it is over.
@@ -80,11 +81,13 @@ class SentCall(Call):
         self,
         begin: Begin,
         jobs: list[Job],
+        whole: Whole,
         say: Say,
         peak: Callable[[], int | None],
         forget: Callable[[], object],
     ) -> None:
         super().__init__(jobs, send=self._failed, keeps_errors=begin.keeps_errors)
+        self.whole = whole
         self._number, self._tells_all = begin.number, begin.streams
         self._say, self._peak, self._forget = say, peak, forget
         self._places = {id(job): place for place, job in enumerate(jobs)}
@@ -185,6 +188,8 @@ class Worker:
         self._link, self._frames = link, Frames(link.about)
         self._out: SimpleQueue[Any] = SimpleQueue()
         self._calls: dict[int, Call] = {}  # those that run
+        # As long as one of its parts is there.
+        self._wholes: WeakValueDictionary[int, Whole] = WeakValueDictionary()
         self._llm: LLM
         self._thread: EngineThread  # of the LLM
         self._hand_over = HandOver(ROOT)
@@ -226,9 +231,11 @@ class Worker:
         over = threading.Event()
 
         def beat() -> None:
-            with suppress(OSError):  # the caller has ended, which the next look finds
+            try:
                 while not over.wait(BEAT):
                     self._link.send(self._frames.pack_one(Alive()))
+            except OSError:
+                self._left()  # the caller has ended
 
         thread = threading.Thread(target=beat, name="hybrid_jax-beat", daemon=True)
         thread.start()
@@ -295,7 +302,9 @@ class Worker:
                         self._fetching.submit(self._take_part, message.name, found)
                     case PromiseEnded():  # after its parts
                         promise = self._hand_over.known(message.name)
-                        if promise is not None:
+                        if message.state == "failed":
+                            self._hand_over.fail(message.name)
+                        elif promise is not None:
                             end = message.name, message.state, promise
                             self._fetching.submit(self._hand_over.end, *end)
                     case Compute():
@@ -314,7 +323,10 @@ class Worker:
             self._say(Told(begin.number, error=portable(error)))
             return
         forget = functools.partial(self._calls.pop, begin.number, None)
-        call = SentCall(begin, jobs, self._say, lambda: self._llm.peak_memory_bytes, forget)
+        whole = self._wholes.setdefault(begin.whole, Whole())
+        whole.begun |= begin.begun
+        peak = lambda: self._llm.peak_memory_bytes
+        call = SentCall(begin, jobs, whole, self._say, peak, forget)
         self._calls[begin.number] = call
         self._thread.begin([call])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -11,6 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from hybrid_jax.api.workers import link as link_module
+from hybrid_jax.api.workers import process
 from hybrid_jax.api.workers.link import receive_from_worker
 from hybrid_jax.api.workers.process import PipeLink
 from tests.api.thread_workers import MemoryLink
@@ -66,6 +68,17 @@ def test_so_many_beats_are_waited_for(ends, monkeypatch):
         receive_from_worker(other, 5)
     one.send(b"alive")
     assert receive_from_worker(other, 5) == b"alive"
+
+
+def test_an_end_that_stops_in_the_middle_of_a_frame_is_silent(monkeypatch):
+    monkeypatch.setattr(process, "SILENT", 1)
+    one, other = socket.socketpair()
+    process.limit_waits(other)
+    link = PipeLink(Connection(other.detach()), None, "the other")
+    one.send(struct.pack("!i", 100) + b"the beginning")
+    with pytest.raises(TimeoutError, match="it has said nothing for"):
+        receive_from_worker(link, 60)
+    one.close()
 
 
 def test_an_end_that_is_gone_is_no_silence():

@@ -182,6 +182,22 @@ def test_the_last_prompts_of_a_call_with_many_are_moved_too(make):
         assert is_idle(llm)
 
 
+def test_a_turn_that_fails_ends_no_part_of_a_large_call_that_has_begun(make):
+    """The prompts that are sent one by one have no token yet, and belong to a call that has some."""
+    with make(2, pause=0.001, max_rows=2) as llm:
+        for engine in engines_of(llm):
+            engine.raises_for = (b"zz", RuntimeError("lost"))
+        prompts = [letter * 2 for letter in "abcdefghijklmnopqrst"]
+        stream = llm.stream(prompts, LONG)
+        deltas = [next(stream) for _ in range(20)]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="lost"):
+                llm.generate("zz", GREEDY)
+        deltas += stream
+        assert sum(len(delta.token_ids) for delta in deltas) == 150 * len(prompts)
+        assert is_idle(llm)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_moves_beside_callers_and_replicas_that_leave(make, seed):
     draw = random.Random(seed)

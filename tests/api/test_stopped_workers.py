@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.api.workers import starting, worker_loop
+from hybrid_jax.api.workers import worker_loop
 from tests.api.books import wait_until
 from tests.drawing import left_to_all
 from tests.llms import BUNDLED, HEAD
@@ -21,8 +21,7 @@ GIVEN = [f"# {n}\n" + HEAD * 3 for n in range(3)]
 @pytest.fixture
 def soon(monkeypatch):
     """They are given up after ten seconds."""
-    for module in (starting, worker_loop):
-        monkeypatch.setattr(module, "SILENT", 10)
+    monkeypatch.setattr(worker_loop, "SILENT", 10)
 
 
 @pytest.fixture(scope="module")

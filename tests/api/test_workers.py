@@ -502,7 +502,7 @@ def soon(monkeypatch):
     for module in (link_module, serving):
         monkeypatch.setattr(module, "BEAT", 0.02)
     monkeypatch.setattr(worker_loop, "SILENT", 25)
-    monkeypatch.setattr(workers_starting, "SILENT", 25)
+    monkeypatch.setattr(workers_starting, "STARTING", 25)
 
 
 def nothing(frame):

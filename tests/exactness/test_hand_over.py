@@ -12,8 +12,9 @@ from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.schedule.tiers import on_disk
-from hybrid_jax.tiers import chain, disk
-from hybrid_jax.tiers.hand_over import MemoryParts, Sender
+from hybrid_jax.tiers import chain, disk, hand_over
+from hybrid_jax.tiers.hand_over import FramesPart, MemoryParts, Sender
+from hybrid_jax.tiers.part_file import Part
 from hybrid_jax.tiers.workers import Workers
 from tests.drawing import left_to_all
 from tests.exactness.conftest import FLOAT32, load
@@ -278,6 +279,23 @@ def test_frames_that_one_device_cannot_give_to_another_cost_time_and_no_token(pl
         assert plain_of("bamba").mismatches(run.requests) == []
     assert run.moved["handed_over_failed"] > 0 and "no way between both" in caplog.text
     assert not len(pair.shared) and not pair.shared.folder.num_files
+
+
+@pytest.mark.parametrize("name", ["bamba", "windowed"])
+@left_to_all("windowed")
+def test_frames_beyond_what_may_be_pinned_go_as_parts(plain_of, monkeypatch, name):
+    """One prefix may come in both forms."""
+    config, params = load(name)
+    monkeypatch.setattr(hand_over, "MOST_PINNED", 1)
+    forms, put = set(), MemoryParts.put
+    monkeypatch.setattr(
+        MemoryParts, "put", lambda self, n, part: forms.add(type(part)) or put(self, n, part)
+    )
+    with one_shape(64):
+        pair = Pair(config, params, FLOAT32, room=ROOM)
+        run = drive(pair, conversations(config.vocab_size), Poison(pair.decode))
+        assert plain_of(name).mismatches(run.requests) == []
+    assert forms == {FramesPart, Part} and run.moved["handed_over_failed"] == 0
 
 
 def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(

@@ -66,6 +66,27 @@ def assert_tidy(llm):
         engine.scheduler.check_invariants()
 
 
+@pytest.mark.parametrize("mesh", MESHES[1:])
+def test_what_a_warm_up_compiles_takes_what_is_handed_over(expected, mesh):
+    with make(mesh) as llm:
+        llm.warmup()
+        assert tokens_of(llm.generate(GIVEN, GREEDY)) == expected
+        stats = llm.stats()
+        assert stats["handed_over_prefixes"] == len(PROMPTS) and not stats["restarts"]
+        assert_tidy(llm)
+
+
+def test_a_prefix_from_a_file_and_one_that_is_handed_over_are_both_read(expected, tmp_path):
+    """Words of both kinds go into the same program."""
+    with make(MESHES[1]) as llm:
+        llm.generate(GIVEN[:1], GREEDY)
+        llm.cache.save(GIVEN[0], tmp_path / "prefix")
+        llm.reset_prefix_cache()
+        llm.cache.load(tmp_path / "prefix")
+        assert tokens_of(llm.generate(GIVEN, GREEDY)) == expected
+        assert not llm.stats()["restarts"]
+
+
 def test_tokens_are_those_of_one_device(llm, expected):
     llm.reset_prefix_cache()
     before = llm.stats()

@@ -109,6 +109,7 @@ class CallLoop(CommandLoop):
         delta = job.take(completion, now, self, streamed=call.streams, update=update)
         call.took(job, completion)
         if is_first and job.first_token_time is not None:
+            call.whole.begun = True
             call.began(job)
         if delta is not None:
             deltas.append(delta)

@@ -7,6 +7,7 @@ which Python hands to the main thread, therefore ends a wait and never falls int
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,6 +39,20 @@ class News:
     error: BaseException | None = None
 
 
+_numbers = itertools.count()
+
+
+class Whole:
+    """What the parts of a call have in common.
+
+    Attributes:
+        number: no other has it in this process. begun: one of its prompts has a token.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.begun = next(_numbers), False
+
+
 class Call:
     """Prompts that came together. After `EngineThread.submit` only the engine's thread writes to it.
 
@@ -56,6 +71,7 @@ class Call:
         error: why it ended before its prompts were done.
         engine_failed: the engine failed, not the prompts of this call.
         has_shown_text: its stream has yielded something.
+        whole: of it, and of others if it is a part.
     """
 
     def __init__(
@@ -76,6 +92,7 @@ class Call:
         self.error: BaseException | None = None
         self.engine_failed = False
         self.has_shown_text = False
+        self.whole = Whole()
 
     def tell(self, deltas: Sequence[Delta]) -> None:
         """Sends what a turn brought, if the caller wants to know. Raises if the caller cannot be reached."""
@@ -113,6 +130,11 @@ class Call:
     def lost(self, error: BaseException, *, engine_failed: bool = True) -> None:
         """The engine's thread has ended, and nothing more will come from it."""
         self.fail(error, engine_failed=engine_failed)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no prompt of the whole call has a token."""
+        return not self.whole.begun and all(job.first_token_time is None for job in self.jobs)
 
     @property
     def is_untouched(self) -> bool:

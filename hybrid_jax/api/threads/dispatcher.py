@@ -122,6 +122,7 @@ class Part(Call):
             keeps_errors=call.keeps_errors,
         )
         self.joint, self.replica, self.thread, self._dispatcher = joint, replica, thread, dispatcher
+        self.whole = call.whole
 
     def _send_on(self, news: News) -> None:
         self.joint.arrived(self, news)

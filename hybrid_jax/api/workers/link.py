@@ -8,7 +8,6 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal, cast
 
 from hybrid_jax import __version__
@@ -19,8 +18,8 @@ _HEAD = struct.Struct(
 )  # magic, version of the package, number, bytes of the body, CRC-32 of it
 
 BEAT = 1.0  # seconds after which a worker that has nothing to tell says that it is there
-# So many of them without a word, and a worker is taken for lost: in general, and before its first word, because the
-# packages that it imports may come from a slow disk.
+# So many of them without a word, and a worker is taken for lost: in general, and while it starts, because the packages
+# that it imports may come from a slow disk, and nothing else runs meanwhile.
 SILENT, STARTING = 60, 600
 
 
@@ -112,8 +111,14 @@ def receive_from_worker(link: Link, beats: int) -> bytes:
         EOFError, OSError: as `Link.receive`.
     """
     for _ in range(beats):
-        with suppress(TimeoutError):
+        try:
             return link.receive(BEAT)
+        except TimeoutError:
+            continue
+        except (
+            BlockingIOError
+        ):  # it has said the beginning of a frame, and then nothing for as long
+            break
     raise TimeoutError(
         f"it has said nothing for {beats * BEAT:g} seconds: it was stopped, or hangs"
     )

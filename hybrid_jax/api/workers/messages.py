@@ -116,12 +116,15 @@ class Begin(NamedTuple):
         orders: its prompts.
         streams: its caller wants to know of tokens as they come.
         keeps_errors: as in `Call`.
+        whole: the same number for all parts of a call. begun: as in `Whole`.
     """
 
     number: int
     orders: Sequence[Order]
     streams: bool
     keeps_errors: bool
+    whole: int
+    begun: bool
 
 
 class Leave(NamedTuple):

@@ -62,7 +62,8 @@ class PipeLink(Link):
         """As `Link.kill`."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it hangs in its driver
+                self._process.wait(ENDING)
 
     def why_lost(self) -> str:
         """How the process has ended."""
@@ -84,10 +85,7 @@ def start_process(number: int, count: int, *, cards: Sequence[int]) -> PipeLink:
         cards: which of the machine's GPUs it gets, if there are any.
     """
     ours, theirs = socket.socketpair()
-    # It may be stopped in the middle of a frame, whose rest `receive` would wait for.
-    ours.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", round(SILENT * BEAT), 0)
-    )
+    limit_waits(ours)
     command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(number), str(count)]
     process = subprocess.Popen(
         command,
@@ -101,6 +99,12 @@ def start_process(number: int, count: int, *, cards: Sequence[int]) -> PipeLink:
     link = PipeLink(Connection(ours.detach()), process, about)
     link.sharing = count
     return link
+
+
+def limit_waits(end: socket.socket) -> None:
+    """Has `receive` wait no longer than a worker may be silent, if that stops in the middle of a frame."""
+    seconds = struct.pack("ll", round(SILENT * BEAT), 0)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
 
 
 def _python_path() -> str:

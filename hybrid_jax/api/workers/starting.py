@@ -18,7 +18,6 @@ from hybrid_jax.api.threads.front import Front
 from hybrid_jax.api.threads.prefill_side import Forwarding, PrefillSide
 from hybrid_jax.api.threads.replicas import Replicas, routers_of
 from hybrid_jax.api.workers.link import (
-    SILENT,
     STARTING,
     Frames,
     Link,
@@ -284,17 +283,16 @@ def ready_workers(links: Sequence[Link], start: Start, progress: ProgressOption)
 
 
 def _ready(link: Link, frames: Frames) -> Ready:
-    beats = STARTING
     while True:
         try:
-            [first] = frames.unpack(receive_from_worker(link, beats))
+            [first] = frames.unpack(receive_from_worker(link, STARTING))
         except TimeoutError as error:
             raise WorkerLost(f"LLM: {link.about} did not start: {error}") from None
         except (EOFError, OSError):
             raise WorkerLost(f"LLM: {link.about} did not start: {link.why_lost()}") from None
         match first:
             case Alive():
-                beats = SILENT
+                continue
             case Ready():
                 return first
             case NotStarted():

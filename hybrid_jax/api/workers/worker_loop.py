@@ -149,8 +149,8 @@ class WorkerLoop(CallLoop):
                 frame = receive_from_worker(self._link, SILENT)
             except TimeoutError as error:
                 self._lose(WorkerLost(f"{self._link.about}: {error}"))
-                self._link.kill()  # which also ends a `send` that waits for it
                 self.give(Command(lambda: None))
+                self._link.kill()  # which also ends a `send` that waits for it
                 return
             except (EOFError, OSError):
                 self.give(Command(functools.partial(self._lose, self._gone())))
@@ -257,7 +257,14 @@ class WorkerLoop(CallLoop):
                 continue
             number = self._next = self._next + 1
             orders = [Order.of(job) for job in call.jobs]
-            begin = Begin(number, orders, call.streams, call.keeps_errors)
+            begin = Begin(
+                number,
+                orders,
+                call.streams,
+                call.keeps_errors,
+                whole=call.whole.number,
+                begun=call.whole.begun,
+            )
             try:
                 self._out.append(as_bytes(begin))
             except Exception as error:  # parameters that cannot travel
