@@ -282,20 +282,22 @@ def test_frames_that_one_device_cannot_give_to_another_cost_time_and_no_token(pl
 
 
 @pytest.mark.parametrize("name", ["bamba", "windowed"])
-@left_to_all("windowed")
-def test_frames_beyond_what_may_be_pinned_go_as_parts(plain_of, monkeypatch, name):
-    """One prefix may come in both forms."""
+def test_frames_beyond_what_may_be_pinned_go_as_parts(monkeypatch, name):
+    """One prefix comes in both forms."""
     config, params = load(name)
     monkeypatch.setattr(hand_over, "MOST_PINNED", 1)
-    forms, put = set(), MemoryParts.put
+    forms, put = [], MemoryParts.put
     monkeypatch.setattr(
-        MemoryParts, "put", lambda self, n, part: forms.add(type(part)) or put(self, n, part)
+        MemoryParts, "put", lambda self, n, part: forms.append(type(part)) or put(self, n, part)
     )
+    jobs = [Job(prompt=random_prompt(235, 1, config.vocab_size), max_tokens=8)]
     with one_shape(64):
-        pair = Pair(config, params, FLOAT32, room=ROOM)
-        run = drive(pair, conversations(config.vocab_size), Poison(pair.decode))
-        assert plain_of(name).mismatches(run.requests) == []
-    assert forms == {FramesPart, Part} and run.moved["handed_over_failed"] == 0
+        settings = replace(FLOAT32, prefill_tokens=64)
+        pair = Pair(config, params, settings, room=6.0)
+        run = drive(pair, jobs, Poison(pair.decode))
+        off = replace(settings, cache=CacheConfig(policy="off"))
+        assert run.outputs == drive(make_engine(config, params, off, room=6.0), jobs).outputs
+    assert forms[0] is FramesPart and forms[-1] is Part and pair.handed_over == 1
 
 
 def test_parts_of_another_model_are_refused_and_the_prompt_is_computed(
