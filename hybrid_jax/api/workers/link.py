@@ -115,9 +115,7 @@ def receive_from_worker(link: Link, beats: int) -> bytes:
             return link.receive(BEAT)
         except TimeoutError:
             continue
-        except (
-            BlockingIOError
-        ):  # it has said the beginning of a frame, and then nothing for as long
+        except BlockingIOError:  # half a frame has come, and then nothing for as long
             break
     raise TimeoutError(
         f"it has said nothing for {beats * BEAT:g} seconds: it was stopped, or hangs"
