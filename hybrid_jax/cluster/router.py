@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -190,7 +190,8 @@ class Router:
         self._requests: dict[str, _Live] = {}
         # How many requests under way will leave each resume point, by replica.
         self._promised: list[Counter[int]] = [Counter() for _ in range(count)]
-        self._homes: dict[int, int] = {}
+        # A dict would look for its first entry past all that have gone before.
+        self._homes: OrderedDict[int, int] = OrderedDict()
         self._mean_own, self._mean_life = _Mean(), _Mean()
         self._news: deque[tuple[int, News]] = deque()
         self._lock = threading.Lock()
@@ -377,7 +378,7 @@ class Router:
         for name in points:
             homes[name] = replica
         while len(homes) > HOMES:
-            del homes[next(iter(homes))]
+            homes.popitem(last=False)
         promised = self._promised[replica]
         self.marks.add(replica, PROMISED, [name for name in points if not promised[name]])
         promised.update(points)
@@ -473,7 +474,8 @@ class Router:
                 self._ended(owner)
             self._refresh(replica)
             self.marks.forget(replica, (*TIERS, PROMISED))
-            self._homes = {name: home for name, home in self._homes.items() if home != replica}
+            left = ((name, home) for name, home in self._homes.items() if home != replica)
+            self._homes = OrderedDict(left)
             return owners
 
     def join(self, replica: int) -> None:
