@@ -152,7 +152,9 @@ def test_a_replica_that_left_loses_and_doubles_nothing(one, params, monkeypatch)
             deltas, where = [], llm._thread._dispatcher._where
             for number, delta in enumerate(llm.stream(prompts, params)):
                 there = {
-                    at for owner, at in where.copy().items() if delta.request_id in owner.split("/")
+                    part.replica
+                    for owner, part in where.copy().items()
+                    if part is not None and delta.request_id in owner.split("/")
                 }
                 if number >= moment and llm._thread.mesh.num_replicas == 2 and there:
                     llm._thread.take_out(there.pop())  # where a text is being written
