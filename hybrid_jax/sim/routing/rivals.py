@@ -6,7 +6,7 @@ hybrid model can only resume where its recurrent state was kept too, of which th
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
@@ -126,7 +126,7 @@ class History:
 
     def __init__(self, count: int, tokens: int, grain: int) -> None:
         self._most, self._grain = tokens // grain, grain
-        self._known: list[dict[int, None]] = [{} for _ in range(count)]
+        self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(count)]
 
     def size(self, replica: int) -> int:
         """Blocks that are remembered of a replica."""
@@ -143,7 +143,7 @@ class History:
             known.pop(name, None)
             known[name] = None
         while len(known) > self._most:
-            known.pop(next(iter(known)))
+            known.popitem(last=False)
 
 
 class ApproximateTree(Rival):
