@@ -132,11 +132,6 @@ class Call:
         self.fail(error, engine_failed=engine_failed)
 
     @property
-    def is_new(self) -> bool:
-        """Whether no prompt of the whole call has a token."""
-        return not self.whole.begun and all(job.first_token_time is None for job in self.jobs)
-
-    @property
     def is_untouched(self) -> bool:
         """Whether nothing has come of it yet."""
         if self.over or self.num_finished:

@@ -241,7 +241,7 @@ class Loop(CallLoop):
             # The next call ends what is left, and gets the error if that fails.
             self._stuck = True
             return
-        new = [call for call in self._calls if call.is_new]
+        new = [call for call in self._calls if not call.whole.begun]
         for call in new or list(self._calls):
             self.end_call(call, error, engine_failed=True)
 
