@@ -280,19 +280,47 @@ def test_an_error_of_a_prompt_ends_its_call_on_all_replicas(make):
         assert is_idle(llm)
 
 
-def test_a_turn_that_fails_ends_the_calls_of_that_replica_that_are_new(make):
+@pytest.mark.parametrize("has_begun", [False, True], ids=["nowhere", "on another replica"])
+def test_a_turn_that_fails_ends_the_calls_of_that_replica_that_are_new(make, has_begun):
+    """The call that is new has a token of its other prompt, or has none."""
     with make(2, pause=0.001) as llm:
         watched = llm.stream(PROMPTS[:2], LONG)
         found = [next(watched)]
+        while len({delta.prompt_index for delta in found}) < 2:
+            found.append(next(watched))
+        failed = threading.Event()
         for engine in engines_of(llm):  # whichever gets it
-            engine.raises_for = b"ww", RuntimeError("no room for it")
+            fails_beside(engine, engines_of(llm), has_begun, failed)
         with pytest.raises(RuntimeError, match="no room for it"):
             llm.generate(["ww", "yy"], LONG)
         for engine in engines_of(llm):
-            engine.raises_for = None
+            del engine.step
         found += watched
         assert sum(len(delta.token_ids) for delta in found) == 300
         assert is_idle(llm)
+
+
+def fails_beside(engine, engines, has_begun, failed):
+    """Has an engine fail in a turn with `ww`, after another one has told of tokens of `yy`, or before it has any."""
+    step = engine.step
+
+    def failing():
+        prompts = {bytes(request.prompt) for request in engine.requests.values()}
+        if b"ww" in prompts:
+            if has_begun:  # a second token, because the first one may not be told yet
+                wait_until(lambda: max(num_tokens(other, b"yy") for other in engines) > 1)
+            failed.set()
+            raise RuntimeError("no room for it")
+        if b"yy" in prompts and not has_begun:
+            assert failed.wait(20)
+        return step()
+
+    engine.step = failing
+
+
+def num_tokens(engine, prompt):
+    requests = list(engine.requests.values())
+    return sum(len(r.output.token_ids) for r in requests if bytes(r.prompt) == prompt)
 
 
 def test_a_router_that_fails_ends_the_call_and_forgets_its_prompts(make, monkeypatch):
