@@ -64,6 +64,7 @@ LATE_IMPORTS = {
     "pallas_kernels.jax_triton": "jax-triton belongs to the extra `triton`",
     "pallas_kernels.ssd_scan.triton_scan": "triton belongs to the extra `triton`",
     "pallas_kernels.token_sampling.api": "triton belongs to the extra `triton`",
+    "hybrid_jax.products.cpu.build": "llvmlite belongs to the extra `cpu`",
     "hybrid_jax.api.llm": "jax and the engine take most of a second to load, and are needed when an LLM is made",
     "hybrid_jax.api.progress_bar": "rich is for bars alone, and many programs show none",
     "hybrid_jax.weights.orbax": "orbax takes seconds to load, and most loads never need it",

@@ -82,6 +82,7 @@ def overview(
         "sequences": f"up to {counted(engine.max_model_len, 'token')}, {config.max_rows:,} at a time",
         "steps": f"chunks of up to {counted(config.prefill_tokens, 'prompt token')}, "
         f"{counted(config.steps_per_dispatch, 'token')} a row and dispatch, {made}",
+        **({"products": engine.about_products} if engine.about_products else {}),
         **({"loop": f"of {counted(config.steps_per_dispatch, 'step')}: {loops}"} if loops else {}),
         **(_triton(engine.not_triton, scans) if engine.backend.name == PALLAS.name else {}),
         **(_drafts(model, config.speculation) if config.speculation else {}),

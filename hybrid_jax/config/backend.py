@@ -24,6 +24,7 @@ class Backend:
         launches: a step is a series of launches. A slice of an array that another operation needs is one more, and so
             is a copy of what is written before all have read it.
         without: operations that XLA does although `kernels` are others, because these cannot do them.
+        version: of code that programs call and that is not compiled with them; "" if there is none.
         chip: the GPU that kernels are cut up for; the device's own once it is known.
     """
 
@@ -39,6 +40,7 @@ class Backend:
     branches: bool
     launches: bool
     without: tuple[str, ...] = ()
+    version: str = ""
     chip: Chip = H200
 
     def runs(self, operation: str) -> Literal["xla", "pallas"]:

@@ -207,6 +207,11 @@ class Engine:
         return self.runner.kernels.not_triton
 
     @property
+    def about_products(self) -> str:
+        """Which products of few rows serve on a CPU, in words; "" where there is no choice."""
+        return self.runner.kernels.products
+
+    @property
     def about_loops(self) -> str:
         """Where the loop over the steps of a dispatch runs; "" where there is no choice, such as on a CPU."""
         loops = any(kind.steps for kind in self.runner.kinds)

@@ -14,9 +14,12 @@ import numpy as np
 from hybrid_jax.config import PALLAS, XLA, Backend, EngineConfig, ModelConfig
 from hybrid_jax.engine.mixers.table import LAYER_STEPS, group_steps
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.engine.programs.compile_cache import kept_beside
 from hybrid_jax.engine.programs.store import PASSED, ProgramStore
 from hybrid_jax.engine.trial_errors import fault_of
 from hybrid_jax.geometry import Geometry, StateGroup
+from hybrid_jax.products.cpu import calls
+from hybrid_jax.products.cpu.start import own_products
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import backend_on, left_to_xla
 from pallas_kernels import jax_triton
@@ -47,11 +50,13 @@ class Kernels:
         left_to_xla: operations that XLA does although kernels do the rest, and why.
         not_triton: why Triton kernels are not used, by operation. It leaves out operations for which they are used, and
             operations that the engine does not need.
+        products: which products of few rows serve on a CPU, in words; "" where there is no choice.
     """
 
     backend: Backend
     not_triton: dict[str, str]
     left_to_xla: dict[str, str] = field(default_factory=dict)
+    products: str = ""
 
 
 def choose_kernels(
@@ -80,6 +85,7 @@ def choose_kernels(
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
         ask["scan"] = lambda: _first(trials.of_scan(group, geometry) for group in geometry.groups)
+    backend, products = with_own_products(backend, engine, device)
     left = left_to_xla(config, engine, backend)
     if engine.kernels == "auto" and device.runs_kernels and unsupported is not None:
         left = {"all operations": unsupported}
@@ -94,7 +100,26 @@ def choose_kernels(
         ),
         not_triton={name: reason for name, reason in reasons.items() if reason is not None},
         left_to_xla=left,
+        products=products,
     )
+
+
+def with_own_products(
+    backend: Backend, engine: EngineConfig, device: Device
+) -> tuple[Backend, str]:
+    """A backend that multiplies few rows by our own code where it runs on a CPU, and says so.
+
+    The code is made at the first start on a machine, and tried in another process. XLA's products serve if that cannot
+    be, if `EngineConfig.kernels` asks for them, and in a model on several devices.
+    """
+    if engine.kernels != "auto" or device.platform != "cpu":
+        return backend, ""
+    if engine.tp > 1:
+        return backend, "XLA's, for any number of rows: the model is divided over several devices"
+    own = own_products(kept_beside("products"))
+    if not own.version:
+        return backend, own.about
+    return replace(backend, products=calls.__name__, version=own.version), own.about
 
 
 def choose_backend(

@@ -117,7 +117,10 @@ def product_transposed(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
     """x [..., I] times the transpose of a matrix [O, I], in the dtype of x."""
     matrix = as_matrix(weight)
     assert matrix.change is None, "only products have a form for a matrix with a change"
-    return matrix.operations.transposed(x, matrix.arrays)
+    made = _own_products(matrix.backend).get(matrix.format, {}).get("transposed")
+    if made is None:
+        return matrix.operations.transposed(x, matrix.arrays)
+    return made(x, matrix.arrays, backend=matrix.backend)
 
 
 def mixed(

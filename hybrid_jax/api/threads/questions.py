@@ -97,6 +97,7 @@ class EngineFacts(NamedTuple):
         about_disk: as in `Engine`, when it began.
         not_triton: why Triton kernels are not used, by operation.
         left_to_xla: operations that XLA does although kernels do the rest, and why.
+        about_products: which products of few rows serve on a CPU, in words; "" where there is no choice.
         max_model_len, longest_prompt: in tokens, of a sequence and of a prompt that is only read.
     """
 
@@ -108,6 +109,7 @@ class EngineFacts(NamedTuple):
     about_disk: str
     not_triton: dict[str, str]
     left_to_xla: dict[str, str]
+    about_products: str
     max_model_len: int
     longest_prompt: int
 

@@ -72,6 +72,14 @@ def keeps_programs() -> bool:
     return bool(folder and jax.config.jax_enable_compilation_cache) and folder not in _refused
 
 
+def kept_beside(name: str) -> Path | None:
+    """A folder of that name beside the programs that are kept for the next process; None if none are kept."""
+    folder = getattr(jax.config, _SETTING)
+    if not keeps_programs() or "://" in folder:
+        return None
+    return Path(folder) / name
+
+
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compiles a program, or takes it from jax's cache.
 

@@ -1,0 +1,82 @@
+"""How steps call products of our own, and which ones stay with XLA."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config.backend import Backend
+from hybrid_jax.products.cpu.source import Target, target_name
+from hybrid_jax.products.xla import linear, linear_transposed
+
+ROWS = 32  # of more rows XLA's products are as fast
+LEAST = 64  # K and N: a block of columns of the widest variant
+ALONG = 32  # K is a multiple of it
+NAMES = {jnp.dtype(jnp.float32): "f32", jnp.dtype(jnp.bfloat16): "bf16"}
+
+
+def linear_on_cpu(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, backend: Backend
+) -> jax.Array:
+    """`linear`, but few rows are multiplied by our own code."""
+    if x.dtype != weight.dtype or not takes(x, weight):
+        return linear(x, weight, bias)
+    y = call(backend.version, target_of(weight), x, weight)
+    return y if bias is None else y + bias
+
+
+def linear_in_float32(x: jax.Array, weight: jax.Array, *, backend: Backend) -> jax.Array:
+    """`linear` in float32. Our own code makes float32 numbers of the weights as it reads them."""
+    x = x.astype(jnp.float32)
+    if not takes(x, weight):
+        return linear(x, weight.astype(jnp.float32))
+    return call(backend.version, target_of(weight), x, weight)
+
+
+def transposed_on_cpu(x: jax.Array, weight: jax.Array, *, backend: Backend) -> jax.Array:
+    """`linear_transposed`, but few rows are multiplied by our own code."""
+    if x.dtype != weight.dtype or not takes(x, weight.mT):
+        return linear_transposed(x, weight)
+    return call(backend.version, target_of(weight, "rows"), x, weight)
+
+
+PRODUCTS = {
+    "dense": {
+        "whole": linear_on_cpu,
+        "float32": linear_in_float32,
+        "transposed": transposed_on_cpu,
+    }
+}
+
+
+def target_of(weight: jax.Array, layout: str = "columns", *, chosen: bool = False) -> Target:
+    """The kind of product for such weights."""
+    return Target(layout, NAMES[weight.dtype], chosen)
+
+
+def takes(x: jax.Array, weight: jax.ShapeDtypeStruct | jax.Array) -> bool:
+    """Whether our own code multiplies x [..., K] with a weight [K, N], however it lies."""
+    (K, N), rows = weight.shape, x.size // max(1, x.shape[-1])
+    fits = K >= LEAST and N >= LEAST and K % ALONG == 0
+    return fits and 1 <= rows <= ROWS and {x.dtype, weight.dtype} <= NAMES.keys()
+
+
+def call(
+    version: str,
+    target: Target,
+    x: jax.Array,
+    weight: jax.Array,
+    which: jax.Array | None = None,
+) -> jax.Array:
+    """A product by our own code: [..., N] in the dtype of x.
+
+    Args:
+        version: of the code. x: [..., K]. weight: as the target has it.
+        which: int32[1], the number of a matrix if the target has several.
+    """
+    inner, columns = weight.shape[-2:] if target.layout == "columns" else weight.shape[::-1]
+    rows = x.reshape(-1, inner)
+    result = jax.ShapeDtypeStruct((rows.shape[0], columns), x.dtype)
+    run = jax.ffi.ffi_call(target_name(version, target.name), result)
+    y = run(rows, weight) if which is None else run(rows, weight, which)
+    return y.reshape(*x.shape[:-1], columns)
