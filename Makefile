@@ -169,7 +169,7 @@ $(BIN)/python:
 
 # The stamps make both targets install once, and again when the dependencies change.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/$(PIP) --editable .
+	$(BIN)/$(PIP) --editable '.[cpu]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python

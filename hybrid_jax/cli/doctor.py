@@ -27,7 +27,7 @@ from hybrid_jax.machine import (
 
 PACKAGES = (
     *("jax", "jaxlib", "jax-cuda12-plugin", "numpy", "flax", "orbax-checkpoint", "safetensors"),
-    *("tokenizers", "jax-triton", "triton", "llguidance", "optax", "matplotlib"),
+    *("tokenizers", "jax-triton", "triton", "llvmlite", "llguidance", "optax", "matplotlib"),
 )
 VARIABLES = re.compile(r"^(HYBRID_JAX_|JAX_|XLA_|CUDA_VISIBLE_DEVICES$|LD_LIBRARY_PATH$|TF_GPU_)")
 LITTLE_DISK = 1 << 30

@@ -110,7 +110,8 @@ class EngineConfig:
         shapes: "fine": steps are compiled for many shapes, so that little is padded; "coarse": for few, where
             compiling takes long and padding costs little (`schedule.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
-            XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on (`config.backend`).
+            XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on (`config.backend`). On a CPU "auto" is what
+            XLA compiles with products of our own for few rows, where llvmlite is installed; "xla" does without these.
         speculation: how drafts of the next tokens are made and judged; None for plain decoding.
         tp: devices that the model is divided over (tensor parallelism). `memory` is then that of each.
 

@@ -92,6 +92,7 @@ class FakeEngine:
         self.device, self.disk = Device(num_bytes=1 << 30), None
         self.backend, self.about_loops = XLA, ""
         self.not_triton, self.left_to_xla, self.about_disk = {}, {}, ""
+        self.about_products = ""
         root = Node(np.zeros(0, np.int32), 0)
         root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
         tree = SimpleNamespace(root=root)

@@ -538,6 +538,7 @@ def running(config, engine, sizes, backend=XLA, not_triton=None, left_to_xla=Non
         about_disk="",
         not_triton=not_triton or {},
         left_to_xla=left_to_xla or {},
+        about_products="",
         max_model_len=256,
     )
 
