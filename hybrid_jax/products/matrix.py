@@ -138,6 +138,9 @@ def mixed(
     up, down = as_matrix(up), as_matrix(down)
     arrays = ExpertArrays(x, ids, weights, up.values, down.values, up_bias, down_bias)
     backend = up.backend
+    made = _own_products(backend).get(up.format, {}).get("mixed")
+    if made is not None:
+        return made(arrays, kind=kind, backend=backend)
     return mix_experts(arrays, kind=kind, chip=backend.chip, implementation=backend.runs("experts"))
 
 

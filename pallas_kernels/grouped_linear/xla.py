@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.grouped_linear.reference import Activation, ExpertArrays, activate
 
+# Rows times the matrix of a number among several: x [size, I], weights [X, I, O] and the number make [size, O]; or None
+# for sizes that it does not take.
+ChosenProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array | None]
 
-def mix_experts_xla(arrays: ExpertArrays, *, kind: Activation):
-    """See `api.mix_experts`."""
-    parts = visit_experts(arrays, kind=kind)
+
+def no_product(x: jax.Array, weights: jax.Array, expert: jax.Array) -> None:
+    """Leaves all products to XLA."""
+
+
+def mix_experts_xla(
+    arrays: ExpertArrays, *, kind: Activation, chosen: ChosenProduct = no_product
+) -> jax.Array:
+    """See `api.mix_experts`.
+
+    Args:
+        chosen: makes products in place of XLA, where it takes them.
+    """
+    parts = visit_experts(arrays, kind=kind, chosen=chosen)
     weights = jnp.where(arrays.ids < arrays.up.shape[0], arrays.weights, 0.0)
     mixed = jnp.zeros(arrays.x.shape, jnp.float32)
     for slot in range(
@@ -21,7 +37,9 @@ def mix_experts_xla(arrays: ExpertArrays, *, kind: Activation):
     return mixed.astype(arrays.x.dtype)
 
 
-def visit_experts(arrays: ExpertArrays, *, kind: Activation) -> jax.Array:
+def visit_experts(
+    arrays: ExpertArrays, *, kind: Activation, chosen: ChosenProduct = no_product
+) -> jax.Array:
     """The outputs float32[S, k, Z] of each token's experts; zero where there is no visit.
 
     The S k visits are sorted by expert and done in blocks of one expert each. So the work grows with the visits, not
@@ -31,6 +49,8 @@ def visit_experts(arrays: ExpertArrays, *, kind: Activation) -> jax.Array:
     x, ids, num_experts = arrays.x, arrays.ids, arrays.up.shape[0]
     count, top_k = ids.size, ids.shape[1]
     size = _block_size(*ids.shape, num_experts, x.dtype)
+    if ids.shape[0] == 1 and jax.eval_shape(chosen, x, arrays.up, jnp.int32(0)) is not None:
+        size = 1  # a product of one row needs no copy of the matrix
     order = jnp.argsort(ids.reshape(-1), stable=True)
     place = jnp.argsort(order, stable=True)  # where a visit stands in that order
     padded = jnp.pad(order, (0, size))
@@ -43,7 +63,7 @@ def visit_experts(arrays: ExpertArrays, *, kind: Activation) -> jax.Array:
         expert = jnp.sum(last_block <= block)
         start = first_visit[expert] + (block - first_block[expert]) * size
         tokens = jax.lax.dynamic_slice(padded, (start,), (size,)) // top_k
-        out = _one_expert(arrays, x[tokens], expert, kind)
+        out = _one_expert(arrays, x[tokens], expert, kind, chosen)
         return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
 
     # This zero only exists once this layer's visits do. From a constant, XLA for GPUs would make the arrays of all
@@ -68,12 +88,18 @@ def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype)
 
 
 def _one_expert(
-    arrays: ExpertArrays, x: jax.Array, expert: jax.Array, kind: Activation
+    arrays: ExpertArrays,
+    x: jax.Array,
+    expert: jax.Array,
+    kind: Activation,
+    chosen: ChosenProduct,
 ) -> jax.Array:
     """Runs x [size, Z] through one expert: [size, Z]."""
 
     def product(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        y = jnp.dot(x, weight[expert], precision=HIGHEST)
+        y = chosen(x, weight, expert)
+        if y is None:
+            y = jnp.dot(x, weight[expert], precision=HIGHEST)
         return y if bias is None else y + bias[expert]
 
     def visit() -> jax.Array:

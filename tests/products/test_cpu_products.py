@@ -21,7 +21,13 @@ from hybrid_jax.products.cpu.build import Recipe, object_code
 from hybrid_jax.products.cpu.calls import call
 from hybrid_jax.products.cpu.source import TARGETS, Target, source, target_name
 from hybrid_jax.products.cpu.variants import VARIANTS, fitting
-from hybrid_jax.products.matrix import Matrix, product, product_in_float32, product_transposed
+from hybrid_jax.products.matrix import (
+    Matrix,
+    mixed,
+    product,
+    product_in_float32,
+    product_transposed,
+)
 from hybrid_jax.products.xla import linear, linear_transposed
 from tests.products.cpu_code import ALONE, DTYPES, NAMES, SHARED, best, numbers, registered
 
@@ -254,6 +260,37 @@ def test_matrices_of_two_dtypes_stay_with_xla_but_in_float32():
         lambda x: product_in_float32(x, Matrix(w, backend=backend())), x
     )
     assert np.allclose(wide, x @ w.astype(jnp.float32), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_experts_are_found_by_their_number(tokens, dtype):
+    up, down = numbers(5, 64, 192, dtype=dtype) / 8, numbers(5, 96, 64, dtype=dtype) / 8
+    ids = np.stack(
+        [np.random.default_rng(i).permutation(6)[:3] for i in range(tokens)]
+    )  # 5: no visit
+    x, weights = numbers(tokens, 64, dtype=dtype), numbers(tokens, 3)
+    run = lambda backend: jax.jit(
+        lambda x, ids, weights: mixed(
+            x,
+            ids,
+            weights,
+            up=Matrix(up, backend=backend),
+            down=Matrix(down, backend=backend),
+            up_bias=None,
+            down_bias=None,
+            kind="gated_silu",
+        )
+    )
+    ids = jnp.asarray(ids, jnp.int32)
+    own = run(backend())
+    assert "hybrid_jax_columns" in own.lower(x, ids, weights).as_text()
+    found, wanted = (np.asarray(each(x, ids, weights), np.float32) for each in (own, run(XLA)))
+    near = {"f32": 1e-5, "bf16": 3e-2}[dtype]
+    assert np.abs(found - wanted).max() <= near * np.abs(wanted).max()
+    if tokens > 1:  # a token's experts give the same, whoever visits them beside it
+        turned = np.asarray(own(x[::-1], ids[::-1], weights[::-1]), np.float32)
+        assert (turned == found[::-1]).all()
 
 
 def test_loops_and_products_side_by_side_give_the_same_bits():

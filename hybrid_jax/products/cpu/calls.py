@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.backend import Backend
 from hybrid_jax.products.cpu.source import Target, target_name
 from hybrid_jax.products.xla import linear, linear_transposed
+from pallas_kernels.grouped_linear import ExpertArrays
+from pallas_kernels.grouped_linear.xla import mix_experts_xla
 
 ROWS = 32  # of more rows XLA's products are as fast
 LEAST = 64  # K and N: a block of columns of the widest variant
@@ -40,11 +44,25 @@ def transposed_on_cpu(x: jax.Array, weight: jax.Array, *, backend: Backend) -> j
     return call(backend.version, target_of(weight, "rows"), x, weight)
 
 
+def mixed_on_cpu(arrays: ExpertArrays, *, kind: Any, backend: Backend) -> jax.Array:
+    """`mix_experts`, but few rows are multiplied by our own code, which finds an expert by its number."""
+
+    def chosen(x: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array | None:
+        one = jax.ShapeDtypeStruct(weights.shape[1:], weights.dtype)
+        if x.dtype != weights.dtype or not takes(x, one):
+            return None
+        which = expert.reshape(1).astype(jnp.int32)
+        return call(backend.version, target_of(weights, chosen=True), x, weights, which)
+
+    return mix_experts_xla(arrays, kind=kind, chosen=chosen)
+
+
 PRODUCTS = {
     "dense": {
         "whole": linear_on_cpu,
         "float32": linear_in_float32,
         "transposed": transposed_on_cpu,
+        "mixed": mixed_on_cpu,
     }
 }
 
