@@ -79,6 +79,15 @@ def test_each_product_is_the_sum_of_its_terms(name, x_dtype):
             assert (off <= allowed(rows, exact, x_dtype)).all(), target
 
 
+@pytest.mark.parametrize("target", TARGETS[:2], ids=lambda target: target.name)
+@pytest.mark.parametrize("K", [66, 98, 1038])
+def test_steps_that_make_no_unit_are_summed(target, K):
+    assert target.layout == "columns"
+    x, w, _, rows, exact = given(target, K, 100, "bf16")
+    [found] = products(registered(best()), target, x, w)
+    assert (np.abs(found.astype(np.float64) - rows @ exact) <= allowed(rows, exact, "bf16")).all()
+
+
 @of_each()
 def test_a_term_that_is_left_out_is_seen(target):
     made = registered(best())
@@ -113,7 +122,7 @@ def test_threads_change_no_bit(target):
     assert several.version != one.version
     run = jax.jit(lambda x, made: call(made.version, target, x, w, which), static_argnums=1)
     wanted = np.asarray(run(x, one)).tobytes()
-    assert all(np.asarray(run(x, several)).tobytes() == wanted for _ in range(10))
+    assert all(np.asarray(run(x, several)).tobytes() == wanted for _ in range(300))
 
 
 @of_each()
@@ -198,6 +207,9 @@ def test_other_dtypes_and_counts_are_refused():
     for arrays in [(x, w.astype(jnp.bfloat16)), (x.astype(jnp.float16), w)]:
         with pytest.raises(Exception, match="products on a CPU: dtypes"):
             jax.block_until_ready(run(*arrays))
+    other = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((2, 64), jnp.bfloat16))
+    with pytest.raises(Exception, match="products on a CPU: dtypes"):
+        jax.block_until_ready(other(x, w))
     with pytest.raises(Exception, match="products on a CPU: number of arguments or results"):
         jax.block_until_ready(run(x, w, w))
 
@@ -219,7 +231,7 @@ TAKEN = [  # rows, K, N, dtype; whether our own code multiplies
     (33, 64, 64, "f32", False),
     (0, 64, 64, "f32", False),
     (1, 32, 64, "f32", False),
-    (1, 80, 64, "f32", False),
+    (1, 65, 64, "f32", False),
     (1, 64, 63, "f32", False),
 ]
 
@@ -243,6 +255,14 @@ def test_products_that_do_not_fit_stay_with_xla(rows, K, N, dtype, own):
         assert found.dtype == wanted.dtype and found.shape == wanted.shape
         near = {"float32": 1e-5, "bfloat16": 2e-2}[found.dtype.name] * np.sqrt(K)
         assert np.allclose(*(np.asarray(y, np.float32) for y in (found, wanted)), atol=near)
+
+
+def test_a_head_needs_whole_vectors_along_its_rows():
+    x, w = numbers(1, 80), numbers(64, 80)
+    assert calls.takes(x, w.T) and not calls.takes(x, w.T, "rows")
+    assert "hybrid_jax_" not in text_of(
+        lambda x: product_transposed(x, Matrix(w, backend=backend())), x
+    )
 
 
 def test_axes_in_front_are_kept():

@@ -216,6 +216,9 @@ def test_a_process_that_cannot_try_is_no_verdict(monkeypatch):
     made = registered(best())
     with pytest.raises(Undecided, match="ended with exit code 1: .*its version is "):
         fault_of(Recipe(made.variant, made.text + "\n", made.compiler), b"")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/app")
+    with pytest.raises(Undecided, match="sys.executable is '/usr/bin/app', which is no Python"):
+        fault_of(made, b"")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(Undecided, match="no process could try them: .*nowhere"):
         fault_of(made, b"")

@@ -15,7 +15,7 @@ from pallas_kernels.grouped_linear.xla import mix_experts_xla
 
 ROWS = 32  # of more rows XLA's products are as fast
 LEAST = 64  # K and N: a block of columns of the widest variant
-ALONG = 32  # K is a multiple of it
+MULTIPLES = {"columns": 2, "rows": 32}  # of which K is one, by layout
 NAMES = {jnp.dtype(jnp.float32): "f32", jnp.dtype(jnp.bfloat16): "bf16"}
 
 
@@ -39,7 +39,7 @@ def linear_in_float32(x: jax.Array, weight: jax.Array, *, backend: Backend) -> j
 
 def transposed_on_cpu(x: jax.Array, weight: jax.Array, *, backend: Backend) -> jax.Array:
     """`linear_transposed`, but few rows are multiplied by our own code."""
-    if x.dtype != weight.dtype or not takes(x, weight.mT):
+    if x.dtype != weight.dtype or not takes(x, weight.mT, "rows"):
         return linear_transposed(x, weight)
     return call(backend.version, target_of(weight, "rows"), x, weight)
 
@@ -72,10 +72,10 @@ def target_of(weight: jax.Array, layout: str = "columns", *, chosen: bool = Fals
     return Target(layout, NAMES[weight.dtype], chosen)
 
 
-def takes(x: jax.Array, weight: jax.ShapeDtypeStruct | jax.Array) -> bool:
-    """Whether our own code multiplies x [..., K] with a weight [K, N], however it lies."""
+def takes(x: jax.Array, weight: jax.ShapeDtypeStruct | jax.Array, layout: str = "columns") -> bool:
+    """Whether our own code multiplies x [..., K] with a weight [K, N] that lies in memory as the layout says."""
     (K, N), rows = weight.shape, x.size // max(1, x.shape[-1])
-    fits = K >= LEAST and N >= LEAST and K % ALONG == 0
+    fits = K >= LEAST and N >= LEAST and K % MULTIPLES[layout] == 0
     return fits and 1 <= rows <= ROWS and {x.dtype, weight.dtype} <= NAMES.keys()
 
 

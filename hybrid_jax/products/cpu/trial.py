@@ -41,16 +41,17 @@ def fault_of(made: Recipe, image: bytes) -> str | None:
     Raises:
         Undecided: as it says.
     """
-    command = [sys.executable or "", "-m", __name__, made.variant.name, made.version]
-    root = str(Path(__file__).parents[3])
-    path = os.pathsep.join([root, *(entry for entry in sys.path if entry)])
+    program = Path(sys.executable or "").name
+    if getattr(sys, "frozen", False) or not program.startswith(("python", "pypy")):
+        raise Undecided(f"sys.executable is {sys.executable!r}, which is no Python to try them")
+    command = [sys.executable, "-m", __name__, made.variant.name, made.version]
     try:
         done = subprocess.run(
             command,
             input=image,
             capture_output=True,
             timeout=SECONDS,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the caller alone
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -62,6 +63,18 @@ def fault_of(made: Recipe, image: bytes) -> str | None:
         return f"a trial ended with {signal.Signals(-done.returncode).name}"
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     raise Undecided(f"a trial ended with exit code {done.returncode}: {last}")
+
+
+def _environment() -> dict[str, str]:
+    """Where the other process finds the packages of this one. Settings of jax and of warnings are not passed on."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("JAX_") and name != "PYTHONWARNINGS"
+    }
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join([root, *(entry for entry in sys.path if entry)])
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
 
 
 def wrong_products(made: Recipe) -> str | None:
