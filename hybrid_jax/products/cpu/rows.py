@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hybrid_jax.products.cpu import jobs
 from hybrid_jax.products.cpu.code import Code
-from hybrid_jax.products.cpu.columns import write_rows
+from hybrid_jax.products.cpu.columns import LOCALITY, write_rows
 from hybrid_jax.products.cpu.schemes import Scheme
 
 BAND = 64  # rows of weights in a tile
@@ -45,12 +45,18 @@ def _dot(scheme: Scheme, rows: int) -> str:
     )
     xs = [c.at("%x", c.mul("%x_row", m)) for m in range(rows)]
     ws = [c.at("%w", c.mul("%w_row", n)) for n in range(columns)]
+    ahead = c.mul("%w_row", columns)  # the rows that come next, which lie in other pages of memory
     zeros = [(variant.vector, "zeroinitializer")] * (rows * columns)
     with c.loop("%K", zeros, step=scheme.along) as k:
         w_at, x_at = (
             c.mul(k.index, size) for size in (scheme.weight_bytes, scheme.x_bytes // scheme.span)
         )
-        weights = [scheme.load_along(c, c.at(w, w_at)) for w in ws]
+        places = [c.at(w, w_at) for w in ws]
+        weights = [scheme.load_along(c, place) for place in places]
+        for place in places:
+            c.do(
+                f"call void @llvm.prefetch.p0(ptr {c.at(place, ahead)}, i32 0, i32 {LOCALITY}, i32 1)"
+            )
         for m, x in enumerate(xs):
             value = scheme.x_along(c, c.at(x, x_at))
             for n, weight in enumerate(weights):
