@@ -67,7 +67,7 @@ FLOORS = {
     "openai": 13,
     "parity": 130,
     "process": 26,
-    "products": 32,
+    "products": 140,
     "schedule": 270,
     "sim": 720,
     "sizing": 320,
