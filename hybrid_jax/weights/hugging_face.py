@@ -20,7 +20,7 @@ from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
 from hybrid_jax.models.files import ReportBytes
 from hybrid_jax.models.headers import read_header
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
-from hybrid_jax.products.operations import OPERATIONS
+from hybrid_jax.products.operations import operations_of
 from hybrid_jax.weights.names import Spelling, nearest, spellings
 from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.recognize import recognized
@@ -92,7 +92,7 @@ def load_hf(
             tensor.let_go()
         done += sum(tensor.data.nbytes for tensor in read)
         progress(done, total)
-        return OPERATIONS[leaf.format].encode(array)
+        return operations_of(leaf.format).encode(array)
 
     return config, jax.tree_util.tree_map_with_path(build, tree)  # a Stored is a leaf
 
