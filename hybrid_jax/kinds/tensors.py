@@ -80,7 +80,7 @@ class Stored:
         layout: of every tensor: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv"
             turns [E, 1, W] into [W, E].
         float32: the values are kept in float32, because these few are worth it.
-        format: how a matrix is kept (`Weight.format`).
+        format, is_matrix: as of `Weight`.
     """
 
     shape: tuple[int, ...]
@@ -88,6 +88,7 @@ class Stored:
     layout: Layout
     float32: bool
     format: Format
+    is_matrix: bool
 
 
 # --- names that most families use -----------------------------------------------------------------
@@ -204,6 +205,7 @@ def _leaf(weight: Weight, names: Names) -> Stored:
         layout=layout,
         float32=weight.float32,
         format=weight.format,
+        is_matrix=weight.is_matrix,
     )
 
 
