@@ -217,6 +217,13 @@ class Joined(Format):
 
 DENSE = Dense()
 FORMATS: tuple[type[Format], ...] = (Dense, Scaled, Joined)
+# What layers are quantised to, by the name that users give.
+Quantize = Literal["int8", "fp8", "int4"]
+QUANTIZED: dict[Quantize, Scaled] = {
+    "int8": Scaled(code="int8"),
+    "fp8": Scaled(code="fp8", group=128, columns=128),
+    "int4": Scaled(code="int4", group=32, scale="bfloat16"),
+}
 
 
 def arrays_of(specs: Specs) -> list[ArraySpec]:

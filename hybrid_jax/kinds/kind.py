@@ -34,6 +34,8 @@ class Weight:
         fused: columns of each linear map, where several lie side by side.
         plain: a small matrix that is always one array.
         format: how a matrix is kept.
+        stays: how many of its last columns stay as they are where a model is quantised: those of decays and step
+            sizes, in which small errors add up over tokens.
         on_devices: how devices that divide a model divide it. "parts": as the sizes of their parts say. "first": one
             alone has it, because it is added to what they sum. "runs": in equal runs, the last of which may be filled
             up with zeros: tokens of the vocabulary, hidden units.
@@ -45,6 +47,7 @@ class Weight:
     fused: tuple[int, ...] = ()
     plain: bool = False
     format: Format = DENSE
+    stays: int = 0
     on_devices: OnDevices = "parts"
 
     @property

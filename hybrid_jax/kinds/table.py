@@ -201,8 +201,8 @@ def _changes(parts: list[Weights], change: LowRank) -> list[Weights]:
     def pair(own: Weight) -> Weights:
         (rows, columns), rank = own.shape, change.rank
         return {
-            "a": Weight(shape=(rows, rank), draw="matrix"),
-            "b": Weight(shape=(rank, columns), draw="matrix", fused=own.fused),
+            "a": Weight(shape=(rows, rank), draw="matrix", stays=rank),
+            "b": Weight(shape=(rank, columns), draw="matrix", fused=own.fused, stays=columns),
         }
 
     return [{name: pair(part[name]) for name in change.matrices if name in part} for part in parts]

@@ -96,8 +96,8 @@ def of_columns(arrays: Arrays, format: Scaled, which: slice) -> tuple[Arrays, Sc
 
 def encode(numbers: jax.Array, format: Scaled) -> Arrays:
     """The arrays that stand for numbers [..., I, O], each rounded to the nearest. Scales are those of the largest."""
-    if numbers.ndim > 2:
-        return jax.vmap(lambda own: encode(own, format))(numbers)
+    if numbers.ndim > 2:  # one after the other: what is held beside them is of one matrix
+        return jax.lax.map(lambda own: encode(own, format), numbers)
     wide, found = numbers.astype(jnp.float32).T, Arrays()
     columns, inner = wide.shape
     if format.ordered:

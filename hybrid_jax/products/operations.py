@@ -159,6 +159,12 @@ OPERATIONS: dict[type[Format], type[Operations]] = {
 }
 
 
+@functools.partial(jax.jit, static_argnames="format")
+def encoded(numbers: jax.Array, format: Format) -> Any:
+    """The arrays that stand for numbers [..., I, O] in a format."""
+    return operations_of(format).encode(numbers)
+
+
 @functools.cache
 def operations_of(format: Format) -> Operations:
     """What is done with matrices of a format."""

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.formats import DENSE
 from hybrid_jax.kinds.tensors import Part, Rows, Stored
 from hybrid_jax.models import Family
 from hybrid_jax.models.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from hybrid_jax.models.names import Spelling, nearest, spellings
 from hybrid_jax.models.published.coded import REMEDY, Coded
 from hybrid_jax.models.published.runs import Run, coded_runs, format_of, names_there
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
-from hybrid_jax.products.operations import operations_of
+from hybrid_jax.products.operations import encoded
 from hybrid_jax.weights.coded import assemble, goes_with_codes
 from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.recognize import recognized
@@ -98,7 +99,8 @@ def load_hf(
         if found is None:
             made = _assemble(leaf, tensors, np.dtype(config.dtype))
             array = jax.device_put(made) if put is None else put(config, path, made)
-            array = operations_of(leaf.format).encode(array)
+            if leaf.format != DENSE:
+                array = encoded(array, leaf.format)
         else:
             write = functools.partial(_write, layout=leaf.layout, tensors=tensors)
             array = jax.device_put(assemble(leaf, found, tensors, config.dtype, write))
