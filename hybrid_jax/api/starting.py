@@ -135,7 +135,8 @@ def start_folder(
     if side is not None:
         _check_sides(settings)
     opened = open_with_drafter(folder, settings.get("speculation"))
-    opened = opened.quantized(settings.get("quantize"))
+    if (quantize := settings.get("quantize")) is not None:
+        opened = opened.quantized(quantize)
     stored_dtype, sides = opened.config.dtype, Sides.of(mesh, settings, prefill)
     replicas = sides.devices(opened.config, mesh)
     hosts, sharing = _hosts(replicas, settings), sharing * len(replicas)

@@ -83,7 +83,11 @@ class HFConfig:
     def __init__(self, values: dict, family: str) -> None:
         self.values = plain(values)
         self.family = family
-        self.asked = {"quantization_config", *REFUSED}  # names of fields that were asked for
+        self.asked = {
+            "quantization_config",
+            "compression_config",
+            *REFUSED,
+        }  # names of fields that were asked for
         self.inner: HFConfig | None = None  # of the text, after `text`
         for name, remedy in REFUSED.items():
             if value := self.values.get(name):

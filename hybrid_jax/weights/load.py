@@ -68,7 +68,9 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
     opened = open_model(path, mtp=mtp, exit_head=exit_head)
-    return opened.quantized(quantize).load(dtype=dtype, progress=progress)
+    if quantize is not None:
+        opened = opened.quantized(quantize)
+    return opened.load(dtype=dtype, progress=progress)
 
 
 def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False) -> ModelConfig:
@@ -101,14 +103,12 @@ class OpenModel:
     cut: Path | None = None
     second: OpenModel | None = None
 
-    def quantized(self, name: Quantize | None) -> OpenModel:
+    def quantized(self, name: Quantize) -> OpenModel:
         """The same with matrices that become codes while they are read; a second model stays as it is.
 
         Raises:
             ValueError: they are codes already. NotImplementedError: the model has a cut.
         """
-        if name is None:
-            return self
         if self.cut is not None:
             raise NotImplementedError(
                 f"load_model: a model with a cut is not quantised yet, and {self.cut} has one; leave quantize out"

@@ -90,6 +90,40 @@ def test_a_product_is_what_it_is_defined_to_be(name, inner):
         )
 
 
+# Faults that a reader or a kernel may have.
+FAULTS = {
+    "the scale of the next group": ("scales", lambda array: np.roll(array, 1, axis=-1)),
+    "the scale of the next column": ("scales", lambda array: np.roll(array, 1, axis=0)),
+    "swapped halves of a byte": ("codes", lambda array: array << 4 | array >> 4),
+    "a zero point off by one": ("zeros", lambda array: array + 1),
+    "the order of another matrix": ("order", lambda array: np.roll(array, 1)),
+    "second scales of another column": ("second", lambda array: np.roll(array, 1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_comparison_sees_every_fault(fault):
+    """In each format that can have it, most results are outside the bound."""
+    part, damage = FAULTS[fault]
+    seen = 0
+    for format in FORMATS.values():
+        arrays = encode(drawn(1024), format)
+        has = part in arrays and (fault != "swapped halves of a byte" or "4" in format.code)
+        if not has or (fault == "the scale of the next group" and format.group is None):
+            continue
+        if part == "second":  # encoded ones are the same for all columns
+            arrays["second"] = arrays["second"] * jnp.tile(jnp.float32([1, 2]), COLUMNS // 2)
+        wrong = damage(np.asarray(arrays[part]))
+        x = np.random.default_rng(1).standard_normal((3, 1024))
+        want, size = defined(np.float32(x), arrays, format)
+        got = product_in_float32(
+            jnp.float32(x), Matrix(arrays | {part: jnp.asarray(wrong)}, format)
+        )
+        assert np.mean(np.abs(np.float64(got) - want) > 1e-6 * size) > 0.5, format.about
+        seen += 1
+    assert seen
+
+
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("name", FORMATS)
 def test_arrays_are_those_that_are_counted_and_their_values_those_of_products(name, inner):
