@@ -60,8 +60,14 @@ CONSTRAINTS := .ci/constraints.txt
 
 # transformers and torch, for answers that tests compare with. `make test` reads those that are committed.
 PARITY_VENV := .venv-parity
-ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.text.chat_goldens
-ANSWERED := tests/parity/test_small_files.py tests/parity/test_fields.py tests/text/test_chat_forms.py
+ANSWERS := tests.parity.make_small_files tests.parity.make_field_goldens tests.parity.make_narrow_goldens \
+	tests.text.chat_goldens
+ANSWERED := $(addprefix tests/parity/test_,small_files.py fields.py narrow_files.py) tests/text/test_chat_forms.py
+# Installed without what they ask for: GPTQModel works with an older torch too, and of AutoAWQ one file is read. The
+# rest is what GPTQModel imports.
+PARITY_ALONE := gptqmodel==7.7.0 autoawq==0.2.9 defuser device-smi logbar pillow pypcre threadpoolctl tokenicer torchao
+# Lies in a folder of its own: the last one that reads columns out of order.
+PARITY_OLDER := compressed-tensors==0.12.2
 
 .PHONY: help constraints demo docs parity check check-fast check-more test test-all checks second-python test-numeric \
 	test-engine test-surface test-as-users test-aot test-triton test-mesh test-other lint format clean
@@ -73,7 +79,7 @@ help:
 	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
-	@echo "make parity  ask transformers again what it makes of files, fields and chats, and compare"
+	@echo "make parity  ask transformers and others again what they make of files, fields and chats, and compare"
 	@echo "make docs    build the documentation site into site/; runs the notebooks that have changed"
 	@echo "make constraints  takes the newest versions of what the tests need into .ci/constraints.txt"
 	@echo "make clean   remove $(VENV) and caches"
@@ -191,6 +197,8 @@ constraints: $(VENV)/.installed-test $(if $(OTHER),$(OTHER_STAMP))
 $(PARITY_VENV)/.installed: pyproject.toml
 	test -d $(PARITY_VENV) || $(PYTHON) -m venv $(PARITY_VENV)
 	$(PARITY_VENV)/bin/$(PIP) --editable '.[parity,test]'
+	$(PARITY_VENV)/bin/$(PIP) --no-deps $(PARITY_ALONE)
+	$(PARITY_VENV)/bin/$(PIP) --no-deps --upgrade --target $(PARITY_VENV)/older $(PARITY_OLDER)
 	@touch $@
 
 # Only what compiles: jax's plugin and its runtime, of the version of jax, and Triton where jax-triton runs.

@@ -7,7 +7,7 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from hybrid_jax.config import (
     source_of,
 )
 from hybrid_jax.config.arrays import ITEM_BYTES
+from hybrid_jax.config.formats import Format
 from hybrid_jax.geometry import Geometry, cached_checkpoint_bytes
 from hybrid_jax.kinds.kind import RecurrentKind, Weights, all_weights
 from hybrid_jax.kinds.mlp import experts_of
@@ -294,7 +295,22 @@ def _unshared(model: ModelConfig) -> ModelConfig:
         return tuple(Layer(blocks=tuple(each)) for each in blocks)
 
     draft = model.draft and _unshared(model.draft)
-    return replace(model, layers=own(model.layers), mtp=own(model.mtp), draft=draft)
+    matrices = (*model.matrices, *_formats_of_shared(model))
+    layers, mtp = own(model.layers), own(model.mtp)
+    return replace(model, layers=layers, mtp=mtp, draft=draft, matrices=matrices)
+
+
+def _formats_of_shared(model: ModelConfig) -> Iterator[tuple[str, Format]]:
+    """How blocks keep their matrices that use the weights of others."""
+    for index, layer in enumerate(model.layers if model.matrices else ()):
+        for names, block in zip(layer.names, layer.blocks, strict=True):
+            if block.weights is not None:
+                of, number = block.weights
+                shared = f"layers.{of}.{model.layers[of].names[number].parts}."
+                own = f"layers.{index}.{names.parts}."
+                for place, format in model.matrices:
+                    if place.startswith(shared):
+                        yield own + place.removeprefix(shared), format
 
 
 def _read_in_step(model: ModelConfig) -> Weights:

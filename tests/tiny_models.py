@@ -31,11 +31,13 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.products.operations import encoded
 from tests.blocks import one_of_each
 from tests.kinds import fixed_decay, gated, latent
 from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.gated import Gated
 from tests.kinds.latent import Latent
+from tests.products.cases import CASES, kept
 
 fixed_decay.register()
 gated.register()
@@ -245,9 +247,16 @@ MODELS = {
     "with_latent": _latent,
     "with_blocks": _blocks,
     "with_fixed_decay": _fixed_decay,
+    # Matrices that are kept as codes.
+    "with_int8": lambda: kept(_nemotron_h_moe(), CASES["int8"].format),
+    "with_fp8": lambda: kept(_qwen3_next(), CASES["fp8_blocks"].format),
+    "with_int4": lambda: kept(_bamba(), CASES["int4_zeros"].format),
 }
 # Another model in the middle would change the weights of those after it.
-LAST = ("with_cut", "with_cut_delta", "with_latent", "with_blocks", "with_fixed_decay")
+LAST = (
+    *("with_cut", "with_cut_delta", "with_latent", "with_blocks", "with_fixed_decay"),
+    *("with_int8", "with_fp8", "with_int4"),
+)
 SEEDS = (*sorted(set(MODELS) - set(LAST)), *LAST)
 
 
@@ -256,6 +265,17 @@ def tiny_model(name: str, dtype: str = "float32") -> tuple[ModelConfig, dict]:
     """The configuration of one of `MODELS` and its weights, the same in every run."""
     config = MODELS[name]()
     return config, redrawn(config, seed=SEEDS.index(name), dtype=dtype)
+
+
+def as_codes(params: dict, config: ModelConfig) -> dict:
+    """Weights whose matrices are numbers, as the config keeps them."""
+    formats = dict(config.matrices)
+
+    def keep(path, leaf):
+        format = formats.get(jax.tree_util.keystr(path, simple=True, separator="."))
+        return leaf if format is None else encoded(leaf, format)
+
+    return jax.tree_util.tree_map_with_path(keep, params)
 
 
 def tiny_engine(name: str = "bamba", **settings) -> Engine:
@@ -267,6 +287,8 @@ def tiny_engine(name: str = "bamba", **settings) -> Engine:
 
 def redrawn(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
     """Weights without special values: `random_params` with norms, biases and decay drawn anew, outputs louder."""
+    if config.matrices:
+        return as_codes(redrawn(replace(config, matrices=()), seed, dtype), config)
     rng = np.random.default_rng((seed, 1))
 
     def draw(path, leaf):

@@ -26,7 +26,7 @@ from benchmarks.common import header, quantiles, write_json
 from hybrid_jax.config import MoE
 from hybrid_jax.layers.mlp import route
 from hybrid_jax.products.xla import HIGHEST, linear
-from pallas_kernels.grouped_linear import ExpertArrays, activate
+from pallas_kernels.grouped_linear import activate
 from pallas_kernels.grouped_linear.xla import visit_experts
 
 CASES = {  # width of the model, experts
@@ -70,9 +70,11 @@ def plain(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
 
 
 def moe(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
-    weights = jnp.ones(ids.shape, jnp.float32)  # not used: parts are not yet weighted
-    arrays = ExpertArrays(x, ids, weights, params["up"], params["down"])
-    return visit_experts(arrays, kind=spec.kind)
+    def one_expert(x, expert):
+        hidden = activate(jnp.dot(x, params["up"][expert], precision=HIGHEST), spec.kind)
+        return jnp.dot(hidden, params["down"][expert], precision=HIGHEST)
+
+    return visit_experts(x, ids, params["up"].shape[0], one_expert)
 
 
 def switch(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, SpeculationConfig
 from hybrid_jax.config.backend import Kernels
+from hybrid_jax.config.formats import Quantize
 from hybrid_jax.config.mesh import TP, read_mesh
 from hybrid_jax.config.model_directory import GENERATION_FILE, read_json_if_there
 from hybrid_jax.config.other_names import refuse_name
@@ -38,16 +39,7 @@ OF_PREFILL = (
 )
 
 
-class LaterOptions(TypedDict, total=False):
-    """Options of features that do not exist yet. Type checkers accept only the value that leaves them off."""
-
-    quantize: None
-
-
-LATER_OPTIONS = tuple(LaterOptions.__annotations__)
-
-
-class RareOptions(LaterOptions, total=False):
+class RareOptions(TypedDict, total=False):
     """Fields of `EngineConfig` that are not in the signature of `LLM`; None for the default."""
 
     grain: int | None
@@ -57,6 +49,7 @@ class RareOptions(LaterOptions, total=False):
     shapes: Literal["fine", "coarse"] | None
     kernels: Kernels | None
     kv_cache_dtype: Literal["auto", "fp8"] | None
+    quantize: Quantize | None
 
 
 class EngineOptions(RareOptions, total=False):
@@ -137,9 +130,6 @@ def engine_options(
         ValueError, NotImplementedError, TypeError: as `LLM` describes.
     """
     options = dict(given)
-    for name in LATER_OPTIONS:
-        if (value := options.pop(name, None)) is not None:
-            raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
     mesh = read_mesh(options.pop("mesh", None))
     options.pop("prefill_options", None)
     known = {field.name for field in fields(EngineConfig)} - {"dtype", "tp"}

@@ -19,6 +19,7 @@ from hybrid_jax.geometry import (
     kv_bytes_per_token,
     make_geometry,
 )
+from hybrid_jax.kinds.quantize import bytes_by_format, said_of_formats
 from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
@@ -62,6 +63,7 @@ def overview(
     model, config, sizes = engine.config, engine.engine_config, engine.sizes
     scans = bool(model.recurrent) and not config.exact
     geometry = make_geometry(shard_config(model, config.tp), config)
+    codes = bytes_by_format(model, config.dtype)
     made = engine.backend.made
     if slow := interpreted(engine.backend.name, engine.device.platform):
         made += f", {slow}"
@@ -71,6 +73,7 @@ def overview(
         "device": _device(engine.device, sizes, weight_bytes),
         **_replicas(mesh, where),
         "weights": f"{format_size(weight_bytes)} {config.dtype}{_stored(config.dtype, stored_dtype)}",
+        **({"codes": said_of_formats(codes)} if codes else {}),
         "arena": f"{format_size(sizes.arena_bytes)} in {counted(sizes.num_frames, 'frame')}"
         + ", keys and values in FP8" * (config.kv_cache_dtype == "fp8"),
         **({"host": _host(sizes)} if sizes.host_frames else {}),

@@ -135,6 +135,8 @@ def start_folder(
     if side is not None:
         _check_sides(settings)
     opened = open_with_drafter(folder, settings.get("speculation"))
+    if (quantize := settings.get("quantize")) is not None:
+        opened = opened.quantized(quantize)
     stored_dtype, sides = opened.config.dtype, Sides.of(mesh, settings, prefill)
     replicas = sides.devices(opened.config, mesh)
     hosts, sharing = _hosts(replicas, settings), sharing * len(replicas)
@@ -188,6 +190,11 @@ def start_params(
     Raises:
         As `LLM`.
     """
+    if (name := settings.get("quantize")) is not None:
+        raise ValueError(
+            f"LLM: quantize={name!r} is for models that are read from files; save these weights with save_orbax, or "
+            "leave quantize out"
+        )
     second = open_second(config, settings.get("speculation"))
     drafting = config if second is None else with_draft(config, second.config)
     sides = Sides.of(mesh, settings, prefill)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hybrid_jax.cli.exits import JsonOption, note, write_json
+from hybrid_jax.cli.options.model import QuantizeOption
 
 
 def convert(
@@ -22,6 +23,7 @@ def convert(
         str,
         typer.Option(help="Dtype to store: float32, bfloat16, or auto for the one it has now."),
     ] = "auto",
+    quantize: QuantizeOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier converted model in OUT.")
     ] = False,
@@ -45,7 +47,12 @@ def convert(
         )
     start = time.perf_counter()
     with progress_of(None, "loading", unit=1e-6) as report:
-        config, params = load_model(model, dtype=dtype, progress=report)  # type: ignore[arg-type]
+        config, params = load_model(
+            model,
+            dtype=dtype,  # type: ignore[arg-type]  # it checks both
+            quantize=quantize,  # type: ignore[arg-type]
+            progress=report,
+        )
     save_orbax(out_dir, config, params, tokenizer_from=model)
     num_bytes = sum(file.stat().st_size for file in out_dir.rglob("*") if file.is_file())
     seconds = time.perf_counter() - start

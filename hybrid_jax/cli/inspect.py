@@ -16,6 +16,7 @@ from hybrid_jax.cli.options.model import (
     LengthOption,
     MemoryOption,
     MeshOption,
+    QuantizeOption,
     RowsOption,
 )
 from hybrid_jax.cli.words import flags_of_command, shell_words
@@ -44,6 +45,7 @@ def inspect(
         ),
     ] = "auto",
     kv_cache_dtype: KVDtypeOption = "auto",
+    quantize: QuantizeOption = None,
     kernels: KernelsOption = "auto",
     checkpoints: CheckpointsOption = "float32",
     mesh: MeshOption = None,
@@ -89,6 +91,7 @@ def inspect(
         max_model_len=max_model_len,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        quantize=quantize,
         kernels=kernels,
         checkpoints=checkpoints,
         mesh=mesh,

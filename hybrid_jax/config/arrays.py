@@ -11,7 +11,7 @@ FP8 = "float8_e4m3fn"
 # Bytes of an element, by dtype.
 ITEM_BYTES = {
     **{"float32": 4, "uint32": 4, "int32": 4},
-    **{"bfloat16": 2, "float16": 2, "uint16": 2, "int8": 1, "uint8": 1, FP8: 1},
+    **{"bfloat16": 2, "float16": 2, "uint16": 2, "int16": 2, "int8": 1, "uint8": 1, FP8: 1},
 }
 
 

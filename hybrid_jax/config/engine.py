@@ -9,6 +9,7 @@ from typing import Literal
 from hybrid_jax.config.arrays import FP8
 from hybrid_jax.config.backend import BACKENDS, Kernels
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive, require
+from hybrid_jax.config.formats import QUANTIZED, Quantize
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import refuses_other_names
 from hybrid_jax.config.speculation import SpeculationConfig
@@ -104,6 +105,9 @@ class EngineConfig:
         dtype: dtype of weights and activations, and of KV pages unless `kv_cache_dtype` says otherwise.
         kv_cache_dtype: "fp8" keeps keys and values as FP8 numbers (e4m3) with a float32 scale for each head of each
             token; "auto" keeps them in `dtype`.
+        quantize: matrices of layers become codes while 16-bit files are read: "int8" with a scale for each column,
+            "fp8" (e4m3) with one for each block of 128 x 128, "int4" with one for each 32 elements of a column. None
+            keeps them as the files have them.
         cache: prefix cache policy.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
@@ -132,6 +136,7 @@ class EngineConfig:
     steps_per_dispatch: int = 8
     dtype: str = "float32"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    quantize: Quantize | None = None
     cache: CacheConfig = CacheConfig()
     exact: bool = False
     seed: int = 0
@@ -217,3 +222,5 @@ class EngineConfig:
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])
         one_of(self, "kv_cache_dtype", KV_CACHE_DTYPES)
+        if self.quantize is not None:
+            one_of(self, "quantize", tuple(QUANTIZED))

@@ -10,6 +10,7 @@ from typing import Literal
 from hybrid_jax.config.block import Block, BlockPlace, Layer
 from hybrid_jax.config.checks import must, one_of, positive, require
 from hybrid_jax.config.cut import have_cut, without_cuts
+from hybrid_jax.config.formats import Format
 from hybrid_jax.config.layers import (
     Attention,
     FeedForward,
@@ -40,7 +41,8 @@ class ModelConfig:
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
         float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
-        matrices: how the matrices among them are kept in memory, by its name in `products.formats.FORMATS`.
+        matrices: how matrices among them are kept, by their places among the parameters, such as "layers.0.mlp.up";
+            those that are not named are kept as they are.
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
@@ -72,7 +74,7 @@ class ModelConfig:
     residual_in_fp32: bool = False
     float32_norms: bool = False
     dtype: str = "float32"
-    matrices: str = "dense"
+    matrices: tuple[tuple[str, Format], ...] = ()
     mtp: tuple[Layer, ...] = ()
     draft: ModelConfig | None = None
     cut: int | None = None
@@ -129,7 +131,11 @@ class ModelConfig:
     @functools.cached_property
     def drafting(self) -> ModelConfig | None:
         """The layers that draft as a model of their own: those of its head, or the second model; None without them."""
-        return replace(self, layers=self.mtp, mtp=()) if self.mtp else self.draft
+        if not self.mtp:
+            return self.draft
+        prefix = "mtp."
+        own = tuple((p.removeprefix(prefix), f) for p, f in self.matrices if p.startswith(prefix))
+        return replace(self, layers=self.mtp, mtp=(), matrices=own)
 
     @functools.cached_property
     def before_cut(self) -> ModelConfig:

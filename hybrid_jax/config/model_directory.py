@@ -59,7 +59,6 @@ class KnownFile:
 
 IMAGES = "images, audio and video are not read"
 OWN_CODE = "code that comes with a model is not run"
-QUANTISED = "quantised weights are not supported; what counts is how the tensors are stored"
 POOLING = "vectors are pooled and normalized as the call says"
 FILES = (
     KnownFile(CONFIG_FILE, "read"),
@@ -84,7 +83,7 @@ FILES = (
     ),
     KnownFile("custom_generate/generate.py", "left out", OWN_CODE),
     *(
-        KnownFile(name, "left out", QUANTISED)
+        KnownFile(name, "read")
         for name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
     ),
     *(

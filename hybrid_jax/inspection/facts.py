@@ -20,6 +20,7 @@ from hybrid_jax.geometry import (
     make_geometry,
     page_padding,
 )
+from hybrid_jax.kinds.quantize import bytes_by_format
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device, cards
 from hybrid_jax.sizing.room import (
@@ -54,6 +55,7 @@ def model_facts(
             dtype, stored_dtype: of weights and activations here; of the weights in the checkpoint.
             kv_dtype: of keys and values in pages.
             layers: how many blocks there are of each kind. num_layers: of layers.
+            codes: bytes of matrices that are kept as codes, by their formats in words; empty without any.
             flops_per_token: of prefill at the start of a sequence, without logits.
             cut_saves: as `costs.share_saved`.
             kv_bytes_per_token: with the scales of FP8; 0 without attention.
@@ -141,6 +143,7 @@ def model_facts(
         "replicas": 1,
         "prefill_replicas": 0,
         "weight_bytes": room.weight_bytes,
+        "codes": bytes_by_format(config, engine.dtype),
         "flops_per_token": prefill_flops(config, 1),
         "cut_saves": share_saved(config),
         "kv_bytes_per_token": per_token,

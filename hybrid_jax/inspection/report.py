@@ -18,6 +18,7 @@ from hybrid_jax.config.other_names import refuses_other_options
 from hybrid_jax.costs import SAVED_AT, weight_count
 from hybrid_jax.display import html_table, text_rows, text_table
 from hybrid_jax.inspection.facts import model_facts
+from hybrid_jax.kinds.quantize import quantized, said_of_formats
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.mesh.split import shard_config
 from hybrid_jax.models import known as known_models
@@ -75,6 +76,7 @@ def inspect_model(
     max_model_len: int | None = None,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    quantize: str | None = None,
     grain: int | None = None,
     page_tokens: int | None = None,
     cut: int | None = None,
@@ -93,8 +95,8 @@ def inspect_model(
         device: what would run it: "cpu" or a card, such as "h100"; None for this machine, or with `device_memory` for a
             GPU of which nothing else is known.
         device_memory: all memory of the device, as a number of bytes or like "24GB"; None for what it is known to have.
-        memory, max_rows, max_model_len, dtype, kv_cache_dtype, grain, page_tokens, kernels: as in `LLM`; if they are
-            None, what suits the device.
+        memory, max_rows, max_model_len, dtype, kv_cache_dtype, quantize, grain, page_tokens, kernels: as in `LLM`; if
+            they are None, what suits the device.
         cut: try the model with a cut after this many layers (SwiftKV).
         kv_group, state_group: how many layers after that cut share keys and values, or a state.
         capability: NVIDIA's compute capability of a GPU that is told by `device_memory`, such as "8.9"; None if it is
@@ -116,6 +118,8 @@ def inspect_model(
         (True, 128)
     """
     plain = read_config(model if model is not None else BUNDLED)
+    if quantize is not None:
+        plain = quantized(plain, quantize)
     whole = with_asked_cut(plain, cut, kv_group=kv_group, state_group=state_group)
     shape = read_mesh(mesh)
     shards = shape.tp
@@ -137,6 +141,7 @@ def inspect_model(
         "page_tokens": page_tokens,
         "kv_cache_dtype": kv_cache_dtype,
         "kernels": kernels,
+        "quantize": quantize,
         "cache": CacheConfig(checkpoints=checkpoints),  # type: ignore[arg-type]  # it checks that
         "tp": shards,
     }
@@ -225,6 +230,7 @@ class ModelReport(dict[str, Any]):
             "parameters": f"{self['parameters']:,} ({format_size(self['weight_bytes'])} {self['dtype']}"
             + " on each device)" * (self["shards"] > 1)
             + ")" * (self["shards"] == 1),
+            **({"codes": said_of_formats(self["codes"])} if self["codes"] else {}),
             "prefill": f"{self['flops_per_token'] / 1e9:.3g} GFLOP a token",
             "context": counted(self["max_position"], "token"),
         }

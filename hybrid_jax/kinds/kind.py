@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from hybrid_jax.config import source_of
 from hybrid_jax.config.arrays import ArraySpec
-from hybrid_jax.products.formats import FORMATS, Specs
+from hybrid_jax.config.formats import DENSE, Format, Specs, arrays_of
 from hybrid_jax.products.parts import num_parts
 from pallas_kernels.plan import Chip
 from pallas_kernels.row_product import plan as row_product
@@ -33,7 +33,9 @@ class Weight:
         float32: it is kept in float32, whatever dtype the other weights have.
         fused: columns of each linear map, where several lie side by side.
         plain: a small matrix that is always one array.
-        format: how a matrix is kept, by its name in `products.formats.FORMATS`.
+        format: how a matrix is kept.
+        stays: how many of its last columns stay as they are where a model is quantised: those of decays and step
+            sizes, in which small errors add up over tokens.
         on_devices: how devices that divide a model divide it. "parts": as the sizes of their parts say. "first": one
             alone has it, because it is added to what they sum. "runs": in equal runs, the last of which may be filled
             up with zeros: tokens of the vocabulary, hidden units.
@@ -44,7 +46,8 @@ class Weight:
     float32: bool = False
     fused: tuple[int, ...] = ()
     plain: bool = False
-    format: str = "dense"
+    format: Format = DENSE
+    stays: int = 0
     on_devices: OnDevices = "parts"
 
     @property
@@ -60,31 +63,12 @@ class Weight:
     def specs(self, dtype: str) -> Specs:
         """The arrays that stand for it in a model of this dtype: one, or several by name."""
         if self.is_matrix:
-            return FORMATS[self.format].specs(self.shape, dtype)
+            return self.format.specs(self.shape, dtype)
         return ArraySpec(self.shape, "float32" if self.float32 else dtype)
 
     def num_bytes(self, dtype: str) -> int:
         """Bytes of these arrays."""
-        specs = self.specs(dtype)
-        arrays = specs.values() if isinstance(specs, dict) else [specs]
-        return sum(array.num_bytes for array in arrays)
-
-    def made_bytes(self, dtype: str) -> int:
-        """Bytes that a step holds of it beside these arrays (`Format.made_bytes`)."""
-        if not self._is_encoded(dtype):
-            return 0
-        if len(self.shape) > 2:  # products of experts take all numbers, whatever the format
-            return ArraySpec(self.shape, dtype).num_bytes
-        return FORMATS[self.format].made_bytes(self.shape, dtype)
-
-    def token_bytes(self, dtype: str) -> int:
-        """Bytes that a product with it holds for each token (`Format.token_bytes`)."""
-        own = len(self.shape) == 2 and self.draw != "embedding" and self._is_encoded(dtype)
-        return FORMATS[self.format].token_bytes(self.shape, dtype) if own else 0
-
-    def _is_encoded(self, dtype: str) -> bool:
-        """Whether other arrays than one with all numbers stand for it."""
-        return self.is_matrix and self.specs(dtype) != ArraySpec(self.shape, dtype)
+        return sum(array.num_bytes for array in arrays_of(self.specs(dtype)))
 
     @property
     def size(self) -> int:
@@ -107,9 +91,17 @@ def map_weights(make: Callable[[Weight], Any], tree: Any) -> Any:
 
 def all_weights(tree: Weights) -> list[Weight]:
     """The leaves of a tree of weights."""
-    found: list[Weight] = []
-    map_weights(found.append, tree)
-    return found
+    return [weight for _, weight in placed_weights(tree)]
+
+
+def placed_weights(tree: Any, place: str = "") -> Iterator[tuple[str, Weight]]:
+    """The leaves of a tree of weights, each with its place, such as "layers.0.mlp.up"."""
+    if isinstance(tree, Weight):
+        yield place, tree
+        return
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for name, part in parts:
+        yield from placed_weights(part, f"{place}.{name}" if place else str(name))
 
 
 def divided(spec: Any, name: str, count: int) -> int:

@@ -44,9 +44,12 @@ class Mamba1Kind(RecurrentKind):
             "in_proj": Weight(shape=(width, 2 * inner), draw="matrix", fused=(inner, inner)),
             "conv": Weight(shape=(spec.conv_width, inner), draw="conv"),
             "x_proj": Weight(
-                shape=(inner, rank + 2 * size), draw="matrix", fused=(rank, size, size)
+                shape=(inner, rank + 2 * size),
+                draw="matrix",
+                fused=(rank, size, size),
+                stays=rank + 2 * size,
             ),
-            "dt_proj": Weight(shape=(rank, inner), draw="matrix"),
+            "dt_proj": Weight(shape=(rank, inner), draw="matrix", stays=inner),
             "dt_bias": Weight(shape=(inner,), draw="step_bias", float32=True),
             "A_log": Weight(shape=(inner, size), draw="log_decay", float32=True),
             "D": Weight(shape=(inner,), draw="ones", float32=True),

@@ -55,9 +55,10 @@ class MatrixStateKind(RecurrentKind):
         values, *convolved = self._columns(spec)[:4]
         heads, own = (self.size(spec).heads,), tuple(self.parts(spec).own.values())
         conv, fused = (spec.conv_width, sum(convolved)), tuple(convolved)
+        steps = sum(self._columns(spec)[4:]) if source_of(spec) == "own" else 0
         tree = {
             "dt_bias": Weight(shape=heads, draw="step_bias", float32=True),
-            "in_proj": Weight(shape=(width, sum(own)), draw="matrix", fused=own),
+            "in_proj": Weight(shape=(width, sum(own)), draw="matrix", fused=own, stays=steps),
             "conv": Weight(shape=conv, draw="conv", fused=fused),
             "A_log": Weight(shape=heads, draw="log_decay", float32=True),
             "out_proj": Weight(shape=(values, width), draw="output"),

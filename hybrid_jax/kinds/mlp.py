@@ -49,8 +49,8 @@ class MoEKind(Kind):
             if spec.shared_gate:
                 tree["shared_gate"] = Weight(shape=(width, 1), draw="matrix", plain=True)
         if spec.latent_width:
-            tree["latent_down"] = Weight(shape=(width, inner), draw="matrix")
-            tree["latent_up"] = Weight(shape=(inner, width), draw="matrix")
+            tree["latent_down"] = Weight(shape=(width, inner), draw="matrix", stays=inner)
+            tree["latent_up"] = Weight(shape=(inner, width), draw="matrix", stays=width)
             if spec.bias:
                 tree["latent_down_bias"] = Weight(shape=(inner,), draw="zeros")
                 tree["latent_up_bias"] = Weight(shape=(width,), draw="zeros", on_devices="first")

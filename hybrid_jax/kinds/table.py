@@ -23,12 +23,11 @@ from hybrid_jax.config import (
 from hybrid_jax.config.block import is_alone
 from hybrid_jax.kinds.attention import AttentionKind
 from hybrid_jax.kinds.gated_delta import GatedDeltaKind
-from hybrid_jax.kinds.kind import Kind, PageEntry, RecurrentKind, Weight, Weights, map_weights
+from hybrid_jax.kinds.kind import Kind, PageEntry, RecurrentKind, Weight, Weights
 from hybrid_jax.kinds.mamba1 import Mamba1Kind
 from hybrid_jax.kinds.mamba2 import Mamba2Kind
 from hybrid_jax.kinds.mlp import MLPKind, MoEKind
 from hybrid_jax.kinds.short_conv import ShortConvKind
-from hybrid_jax.products.formats import FORMATS
 
 KINDS: dict[type, Kind] = {
     Attention: AttentionKind(),
@@ -101,34 +100,49 @@ def model_weights(config: ModelConfig) -> Weights:
         tree["draft"] = model_weights(config.draft)
     if not config.tie_embeddings:
         tree["head"] = _head(config)
-    if config.matrices not in FORMATS:
-        known = ", ".join(sorted(FORMATS))
-        raise ValueError(f"ModelConfig: matrices must be one of {known}, got {config.matrices!r}")
-    # A second model has a format of its own.
-    return {name: part if name == "draft" else _kept(part, config) for name, part in tree.items()}
+    # A second model has formats of its own.
+    kept = _kept({name: part for name, part in tree.items() if name != "draft"}, config)
+    return {name: kept.get(name, part) for name, part in tree.items()}
 
 
 def uses(config: ModelConfig, layers: Sequence[Layer]) -> list[tuple[Any, Weights]]:
-    """The parts that tokens go through in some layers, and then in those that draft, each with its weights there.
+    """The parts that tokens go through in the first of a model's layers, and then in those that draft, each with its
+    weights there.
 
     If a block shares weights, its parts have those of the other block. What a block adds to them is in "changes".
     """
-    found = [
-        (part, _kept(own | {"changes": change}, config))
-        for layer in layers
-        for block in layer.blocks
-        for part, own, change in zip(block.parts, *_parts(block, config), strict=True)
-    ]
+    trees, found = model_weights(config)["layers"], []
+    for index, layer in enumerate(layers):
+        for number, block in enumerate(layer.blocks):
+            of, which = block.weights or (index, number)
+            parts = _as_list(trees[of][config.layers[of].names[which].parts])
+            changes: list[Weights] = [{}] * len(parts)
+            if block.change is not None:
+                changes = _as_list(trees[index][layer.names[number].changes])
+            pairs = zip(block.parts, parts, changes, strict=True)
+            found += [(part, own | {"changes": change}) for part, own, change in pairs]
     return found + (uses(config.drafting, config.drafting.layers) if config.drafting else [])
 
 
+def _as_list(parts: Any) -> list[Weights]:
+    """The weights of a block's parts, of which there may be one alone."""
+    return parts if isinstance(parts, list) else [parts]
+
+
 def _kept(tree: Any, config: ModelConfig) -> Any:
-    """Weights in the format in which a model keeps its matrices."""
+    """Weights in the formats in which a model keeps its matrices."""
+    if not config.matrices:
+        return tree
+    formats = dict(config.matrices)
 
-    def kept(weight: Weight) -> Weight:
-        return replace(weight, format=config.matrices) if weight.is_matrix else weight
+    def kept(part: Any, place: str) -> Any:
+        if isinstance(part, Weight):
+            return replace(part, format=formats[place]) if place in formats else part
+        if isinstance(part, list):
+            return [kept(own, f"{place}.{index}") for index, own in enumerate(part)]
+        return {name: kept(own, f"{place}.{name}" if place else name) for name, own in part.items()}
 
-    return tree if config.matrices == "dense" else map_weights(kept, tree)
+    return kept(tree, "")
 
 
 def _head(config: ModelConfig) -> Weight:
@@ -187,8 +201,8 @@ def _changes(parts: list[Weights], change: LowRank) -> list[Weights]:
     def pair(own: Weight) -> Weights:
         (rows, columns), rank = own.shape, change.rank
         return {
-            "a": Weight(shape=(rows, rank), draw="matrix"),
-            "b": Weight(shape=(rank, columns), draw="matrix", fused=own.fused),
+            "a": Weight(shape=(rows, rank), draw="matrix", stays=rank),
+            "b": Weight(shape=(rank, columns), draw="matrix", fused=own.fused, stays=columns),
         }
 
     return [{name: pair(part[name]) for name in change.matrices if name in part} for part in parts]

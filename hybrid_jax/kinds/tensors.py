@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, Literal
 
+from hybrid_jax.config.formats import Format
 from hybrid_jax.kinds.kind import Draw, Names, Weight, Weights
 
 Layout = Literal["same", "linear", "conv"]
@@ -79,14 +80,15 @@ class Stored:
         layout: of every tensor: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv"
             turns [E, 1, W] into [W, E].
         float32: the values are kept in float32, because these few are worth it.
-        format: in which arrays a matrix is kept (`Weight.format`).
+        format, is_matrix: as of `Weight`.
     """
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     layout: Layout
     float32: bool
-    format: str
+    format: Format
+    is_matrix: bool
 
 
 # --- names that most families use -----------------------------------------------------------------
@@ -203,6 +205,7 @@ def _leaf(weight: Weight, names: Names) -> Stored:
         layout=layout,
         float32=weight.float32,
         format=weight.format,
+        is_matrix=weight.is_matrix,
     )
 
 

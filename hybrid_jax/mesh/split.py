@@ -28,9 +28,11 @@ def shard_config(config: ModelConfig, count: int) -> ModelConfig:
     """
     if count == 1:
         return config
-    if config.matrices != "dense":
+    if config.matrices:
+        place, format = config.matrices[0]
         raise NotImplementedError(
-            f"LLM: matrices in format {config.matrices!r} are not divided over devices yet; leave mesh out"
+            f"LLM: weights of 8 or 4 bits are not divided over devices yet, and {place} is {format.about}; leave mesh "
+            "out"
         )
 
     def part(layer: Layer) -> Layer:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hybrid_jax.config import ModelConfig, with_cut
 from hybrid_jax.config.checks import natural
+from hybrid_jax.config.formats import Format
 from hybrid_jax.config.model_directory import (
     GENERATION_FILE,
     is_there,
@@ -29,8 +30,10 @@ from hybrid_jax.models.files import (
     read_json,
 )
 from hybrid_jax.models.hf_config import HFConfig, check_token_ids, plain
+from hybrid_jax.models.published.about import About, read_about
+from hybrid_jax.models.published.matrices import matrices_in
 from hybrid_jax.models.stored_config import from_json, without_former_fields
-from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, stored_dtype
+from hybrid_jax.models.weight_files import DTYPES, WeightFiles, find_weight_files, stored_dtype
 
 CUT_NUMBERS = ("cut", "kv_group", "state_group")
 EXIT_HEAD = "exit_head"  # true if there is a head on the cut
@@ -47,6 +50,7 @@ class Checkpoint:
         config: the model that they describe, with the end tokens of all files that name some, in the dtype in which
             most bytes of its weights are.
         weights: as `find_weight_files` has them; none if it raises.
+        about: what is said of weights that are kept as codes; None for nothing.
     """
 
     folder: Path
@@ -54,6 +58,7 @@ class Checkpoint:
     fields: dict[str, Any]
     config: ModelConfig
     weights: Sequence[WeightFiles]
+    about: About | None = None
 
     @functools.cached_property
     def family(self) -> Family:
@@ -94,9 +99,29 @@ def open_checkpoint(folder: Path, where: str = "load_model") -> Checkpoint:
         with suppress(OSError, ValueError):
             weights = find_weight_files(folder)
             config = replace(config, dtype=stored_dtype(weights) or config.dtype)
-    return Checkpoint(
-        folder=folder, is_stored=is_stored, fields=fields, config=config, weights=weights
+    about = None if is_stored else read_about(fields, folder, where)
+    found = Checkpoint(
+        folder=folder,
+        is_stored=is_stored,
+        fields=fields,
+        config=config,
+        weights=weights,
+        about=about,
     )
+    return replace(found, config=replace(config, matrices=_matrices(found)))
+
+
+def _matrices(checkpoint: Checkpoint) -> tuple[tuple[str, Format], ...]:
+    """How the files of a directory keep matrices, as their headers tell: of its head, too, if they have one."""
+    if not checkpoint.weights or checkpoint.is_stored:
+        return checkpoint.config.matrices
+    with suppress(OSError, ValueError, NotImplementedError):
+        headers = checkpoint.weights[0].headers
+        entries = {name: one for header in headers.values() for name, one in header.entries.items()}
+        if checkpoint.about is None and all(one.dtype in DTYPES for one in entries.values()):
+            return ()
+        return matrices_in(entries, checkpoint.family, checkpoint.config, checkpoint.about)
+    return ()
 
 
 def read_config(file: Path, where: str = "load_model") -> ModelConfig:

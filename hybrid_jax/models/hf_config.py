@@ -83,15 +83,12 @@ class HFConfig:
     def __init__(self, values: dict, family: str) -> None:
         self.values = plain(values)
         self.family = family
-        self.asked = {"quantization_config", *REFUSED}  # names of fields that were asked for
+        self.asked = {
+            "quantization_config",
+            "compression_config",
+            *REFUSED,
+        }  # names of fields that were asked for
         self.inner: HFConfig | None = None  # of the text, after `text`
-        if self.values.get("quantization_config"):
-            given = self.values["quantization_config"]
-            method = given.get("quant_method") if isinstance(given, dict) else given
-            raise NotImplementedError(
-                f"{family}: quantization_config (quant_method {method!r}) is not supported; "
-                "use a checkpoint in float32, bfloat16 or float16"
-            )
         for name, remedy in REFUSED.items():
             if value := self.values.get(name):
                 raise NotImplementedError(

@@ -12,7 +12,7 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
-from hybrid_jax.products.operations import OPERATIONS
+from hybrid_jax.products.operations import encoded
 
 
 def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
@@ -32,7 +32,7 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
 
     def made(weight: Weight) -> Any:
         numbers = draw(weight)
-        return OPERATIONS[weight.format].encode(numbers) if weight.is_matrix else numbers
+        return encoded(numbers, weight.format) if weight.is_matrix else numbers
 
     def draw(weight: Weight) -> jax.Array:
         kept = "float32" if weight.float32 else dtype

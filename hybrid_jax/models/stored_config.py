@@ -18,6 +18,7 @@ from hybrid_jax.config import (
     RopeScaling,
     residual_layer,
 )
+from hybrid_jax.config.formats import FORMATS
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models.hf_config import plain
 
@@ -27,6 +28,7 @@ ANY = object()
 FORMER_FIELDS = {"own_readout": False, "kv_group": ANY, "state_group": ANY}
 # What stored models may have in place of blocks: layers of two, with one gain for all.
 FORMER_LAYER, FORMER_GAIN = "LayerSpec", "residual_multiplier"
+FORMER_MATRICES = "dense"  # in place of the format of each matrix that is not kept as it is
 
 
 def without_former_fields(fields: dict) -> dict:
@@ -73,13 +75,15 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    joints = (Block, Layer, LowRank, ModelConfig, Residual, Rope, RopeScaling)
+    joints = (Block, Layer, LowRank, ModelConfig, Residual, Rope, RopeScaling, *FORMATS)
     types = {cls.__name__: cls for cls in (*KINDS, *joints)}
     fields = without_former_fields(value)
     name = fields.pop("type", None)
     if name == FORMER_LAYER:
         return _former_layer(fields)
     gain = fields.pop(FORMER_GAIN, 1.0) if name == ModelConfig.__name__ else 1.0
+    if fields.get("matrices") == FORMER_MATRICES:
+        del fields["matrices"]
     if not isinstance(name, str) or name not in types:
         raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(types))}")
     known = {f.name for f in dataclasses.fields(types[name])}

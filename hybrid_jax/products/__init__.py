@@ -1,5 +1,5 @@
 """Matrices of weights: how they are kept, and how each backend multiplies with them.
 
 May import: config, pallas_kernels.
-Packages: jax.
+Packages: jax, numpy.
 """

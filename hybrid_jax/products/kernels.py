@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.backend import Backend
+from hybrid_jax.config.formats import Dense
 from hybrid_jax.products.parts import num_parts
 from hybrid_jax.products.xla import HIGHEST, is_lone, linear
 from pallas_kernels.row_product import row_product
@@ -54,7 +55,7 @@ def _parts_of_a_row(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Ar
 
 
 PRODUCTS = {
-    "dense": {
+    Dense: {
         "whole": linear_on_kernels,
         "parts": linear_in_parts,
         "float32": linear_in_float32,

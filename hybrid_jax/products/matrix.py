@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.backend import XLA, Backend
-from hybrid_jax.products.operations import OPERATIONS, Operations
-from hybrid_jax.products.xla import linear
-from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
+from hybrid_jax.config.formats import DENSE, Dense, Format, Joined
+from hybrid_jax.products.operations import Operations, operations_of
+from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_experts, mix_visits
 
 Out = Literal["whole", "parts"]
 
@@ -25,20 +25,20 @@ class Matrix:
 
     Attributes:
         arrays: what stands for its numbers: one array, or several by name, as its format says.
-        format: the name of that format (`products.formats`).
+        format: how they stand for them.
         backend: what multiplies with it.
         change: two matrices [I, R] and [R, O] whose product is added to it; None for none.
     """
 
     arrays: Any
-    format: str = "dense"
+    format: Format = DENSE
     backend: Backend = XLA
     change: tuple[Matrix, Matrix] | None = None
 
     @property
     def operations(self) -> Operations:
         """What is done with arrays of its format."""
-        return OPERATIONS[self.format]
+        return operations_of(self.format)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,11 +56,25 @@ class Matrix:
         assert self.change is None, "only products have a form for a matrix with a change"
         return self.operations.values(self.arrays)
 
+    @property
+    def parts(self) -> list[Matrix]:
+        """The matrices that lie side by side in it: itself, if it is of one format."""
+        if not isinstance(self.format, Joined):
+            return [self]
+        return [
+            replace(self, arrays=self.arrays[f"part{index}"], format=format)
+            for index, (_, format) in enumerate(self.format.parts)
+        ]
+
     def columns(self, which: slice) -> Matrix:
         """Some of its columns."""
         change = self.change and (self.change[0], self.change[1].columns(which))
-        arrays = self.operations.columns(self.arrays, which)
-        return replace(self, arrays=arrays, change=change)
+        arrays, format = self.operations.columns(self.arrays, which)
+        return replace(self, arrays=arrays, format=format, change=change)
+
+    def expert(self, index: jax.Array) -> Matrix:
+        """One of matrices [X, I, O], by its number, a scalar."""
+        return replace(self, arrays=jax.tree.map(lambda array: array[index], self.arrays))
 
     def changed(self, a: Matrix | jax.Array, b: Matrix | jax.Array) -> Matrix:
         """This matrix [I, O] plus the product of a [I, R] and b [R, O], which is never made."""
@@ -96,7 +110,10 @@ def product(
     if matrix.change is not None:
         a, b = matrix.change
         return product(x, replace(matrix, change=None), bias) + product(product(x, a), b)
-    own = _own_products(matrix.backend).get(matrix.format, {})
+    if isinstance(matrix.format, Joined):
+        y = jnp.concatenate([product(x, part) for part in matrix.parts], axis=-1)
+        return y if bias is None else y + bias
+    own = _own_products(matrix)
     made = own.get(out) or own.get("whole")
     if made is None:
         return matrix.operations.whole(x, matrix.arrays, bias)
@@ -107,9 +124,11 @@ def product_in_float32(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
     """x [..., I] times a matrix [I, O], in float32 whatever dtype both have: no sum is rounded on the way."""
     matrix = as_matrix(weight)
     assert matrix.change is None, "only products have a form for a matrix with a change"
-    made = _own_products(matrix.backend).get(matrix.format, {}).get("float32")
+    if isinstance(matrix.format, Joined):
+        return jnp.concatenate([product_in_float32(x, part) for part in matrix.parts], axis=-1)
+    made = _own_products(matrix).get("float32")
     if made is None:
-        return linear(x.astype(jnp.float32), matrix.values.astype(jnp.float32))
+        return matrix.operations.in_float32(x, matrix.arrays)
     return made(x, matrix.arrays, backend=matrix.backend)
 
 
@@ -117,10 +136,9 @@ def product_transposed(x: jax.Array, weight: Matrix | jax.Array) -> jax.Array:
     """x [..., I] times the transpose of a matrix [O, I], in the dtype of x."""
     matrix = as_matrix(weight)
     assert matrix.change is None, "only products have a form for a matrix with a change"
-    made = _own_products(matrix.backend).get(matrix.format, {}).get("transposed")
-    if made is None:
-        return matrix.operations.transposed(x, matrix.arrays)
-    return made(x, matrix.arrays, backend=matrix.backend)
+    if (made := _own_products(matrix).get("transposed")) is not None:
+        return made(x, matrix.arrays, backend=matrix.backend)
+    return matrix.operations.transposed(x, matrix.arrays)
 
 
 def mixed(
@@ -135,16 +153,33 @@ def mixed(
     kind: Any,
 ) -> jax.Array:
     """The sum of what a token's experts make of it: `mix_experts` with matrices up [X, I, F] and down [X, F, I]."""
-    up, down = as_matrix(up), as_matrix(down)
-    arrays = ExpertArrays(x, ids, weights, up.values, down.values, up_bias, down_bias)
-    backend = up.backend
-    made = _own_products(backend).get(up.format, {}).get("mixed")
-    if made is not None:
-        return made(arrays, kind=kind, backend=backend)
-    return mix_experts(arrays, kind=kind, chip=backend.chip, implementation=backend.runs("experts"))
+    ups, downs = as_matrix(up), as_matrix(down)
+    if isinstance(ups.format, Dense) and isinstance(downs.format, Dense):
+        arrays = ExpertArrays(x, ids, weights, ups.arrays, downs.arrays, up_bias, down_bias)
+        backend = ups.backend
+        if (made := _own_products(ups).get("mixed")) is not None:
+            return made(arrays, kind=kind, backend=backend)
+        runs = backend.runs("experts")
+        return mix_experts(arrays, kind=kind, chip=backend.chip, implementation=runs)
+
+    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
+        first, last = (None if bias is None else bias[expert] for bias in (up_bias, down_bias))
+        hidden = activate(product(x, ups.expert(expert), first), kind)
+        return product(hidden, downs.expert(expert), last)
+
+    return mix_visits(x, ids, weights, ups.shape[0], visit)
+
+
+def _own_products(matrix: Matrix) -> Mapping[str, Callable[..., jax.Array]]:
+    """The products that its backend makes in its own way with matrices of its format, by what comes out."""
+    found: Mapping[str, Callable[..., jax.Array]] = _products(matrix.backend.products).get(
+        type(matrix.format), {}
+    )
+    return found
 
 
 @functools.cache
-def _own_products(backend: Backend) -> Mapping[str, Mapping[str, Callable[..., jax.Array]]]:
-    """The products that a backend makes in its own way, by format and by what comes out."""
-    return importlib.import_module(backend.products).PRODUCTS
+def _products(module: str) -> Mapping[type[Format], Mapping[str, Callable[..., jax.Array]]]:
+    """The products of a backend, by the class of the format."""
+    products: Mapping = importlib.import_module(module).PRODUCTS
+    return products

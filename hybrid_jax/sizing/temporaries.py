@@ -58,7 +58,7 @@ def narrowing_bytes(model: ModelConfig, engine: EngineConfig, *, backend: Backen
 
 
 def _step_bytes(model: ModelConfig, engine: EngineConfig, *, backend: Backend, widens: bool) -> int:
-    made = _made_bytes(model, engine) + _product_bytes(model, engine)
+    made = _product_bytes(model, engine)
     if backend.launches:
         window = engine.window_tokens
         count = partial(kernel_step_bytes, model, engine, backend=backend)
@@ -69,16 +69,8 @@ def _step_bytes(model: ModelConfig, engine: EngineConfig, *, backend: Backend, w
     return made + _xla_bytes(model, engine, widens=widens)
 
 
-def _made_bytes(model: ModelConfig, engine: EngineConfig) -> int:
-    """Numbers that a step makes of matrices that are kept in another form.
-
-    They depend on nothing that a step computes, so XLA makes those of all layers before the first one.
-    """
-    return sum(weight.made_bytes(engine.dtype) for weight in all_weights(model_weights(model)))
-
-
 def _product_bytes(model: ModelConfig, engine: EngineConfig) -> int:
-    """What the largest product holds for the tokens of a step, where a format has products of its own.
+    """What the largest product holds beside what goes in and comes out, where matrices are kept as codes.
 
     A head takes the tokens after which others are drawn, and positions of a prompt whose log-probabilities are asked
     for.
@@ -86,7 +78,9 @@ def _product_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     all_tokens = max(engine.max_rows * engine.window_tokens, engine.prefill_tokens)
     drawn = max(engine.max_rows * engine.decode_tokens, PROMPT_POSITIONS)
     held = max(
-        weight.token_bytes(engine.dtype) * (drawn if name in ("head", "exit") else all_tokens)
+        weight.format.tile_bytes(weight.shape, engine.dtype)
+        + weight.format.token_bytes(weight.shape, engine.dtype)
+        * (drawn if name in ("head", "exit") else all_tokens)
         for name, part in model_weights(replace(model, draft=None)).items()
         for weight in all_weights(part)
     )

@@ -120,9 +120,11 @@ class CutWeights:
     def __init__(
         self, folder: Path, config: ModelConfig, base: ModelConfig, put: Put | None
     ) -> None:
-        if base.matrices != "dense":
+        if base.matrices:
+            place, format = base.matrices[0]
             raise ValueError(
-                f"load_model: the model with the cut in {folder} must have dense matrices, got {base.matrices!r}"
+                f"load_model: the model beside which {folder} was made must have weights of 16 or 32 bits, and its "
+                f"{place} is {format.about}"
             )
         self._file = folder / WEIGHTS_FILE
         if not self._file.is_file():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,22 +15,25 @@ import jax
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.formats import DENSE
 from hybrid_jax.kinds.tensors import Part, Rows, Stored
 from hybrid_jax.models import Family
 from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
 from hybrid_jax.models.files import ReportBytes
 from hybrid_jax.models.headers import read_header
+from hybrid_jax.models.names import Spelling, nearest, spellings
+from hybrid_jax.models.published.coded import REMEDY, Coded
+from hybrid_jax.models.published.runs import Run, coded_runs, format_of, names_there
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
-from hybrid_jax.products.operations import OPERATIONS
-from hybrid_jax.weights.names import Spelling, nearest, spellings
+from hybrid_jax.products.operations import encoded
+from hybrid_jax.weights.coded import assemble, goes_with_codes
 from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.recognize import recognized
 from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_tensors
 
 LOG = logging.getLogger("hybrid_jax.files")
 PIECE = 1 << 24  # bytes compared at a time
-REMEDY = "weights and config.json must be of the same model: fetch both again"
 OTHER_HEAD = (
     "they belong to a head for multi-token prediction with more parts than the one that is supported; "
     + NO_HEAD
@@ -50,11 +55,13 @@ class Arranged(NamedTuple):
         config: with what only the tensors tell.
         tree: a `Stored` at each leaf.
         tensors: by the names in it.
+        runs: by the place of a parameter, its columns by how they are kept, of those that are not kept as they are.
     """
 
     config: ModelConfig
     tree: dict
     tensors: dict[str, StoredTensor]
+    runs: dict[str, tuple[Run, ...]]
 
 
 def load_hf(
@@ -70,12 +77,14 @@ def load_hf(
     Args:
         put: puts each of them where it belongs, or keeps none of it; None for jax's default device.
     """
-    config, tree, tensors = _find(checkpoint, config)
-    parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]
+    config, tree, tensors, runs = _find(checkpoint, config)
+    coded = tuple((place, format_of(found)) for place, found in runs.items())
+    config = replace(config, matrices=tuple((dict(config.matrices) | dict(coded)).items()))
     sizes: Counter[str] = Counter()
-    for name in parts:
-        if name in tensors:
-            sizes[tensors[name].dtype] += tensors[name].data.nbytes
+    for leaf in jax.tree.leaves(tree):
+        for name in _names(leaf):
+            if name in tensors:
+                sizes[tensors[name].dtype] += tensors[name].data.nbytes
     config = replace(
         config, dtype=(most_bytes(sizes) or config.dtype) if dtype == "auto" else dtype
     )
@@ -85,14 +94,23 @@ def load_hf(
 
     def build(path: jax.tree_util.KeyPath, leaf: Stored) -> Any:
         nonlocal done
-        made = _assemble(leaf, tensors, np.dtype(config.dtype))
-        array = jax.device_put(made) if put is None else put(config, path, made)
+        found = runs.get(jax.tree_util.keystr(path, simple=True, separator="."))
         read = [tensors[name] for name in _names(leaf) if name in tensors]
+        if found is None:
+            made = _assemble(leaf, tensors, np.dtype(config.dtype))
+            array = jax.device_put(made) if put is None else put(config, path, made)
+            if leaf.format != DENSE:
+                array = encoded(array, leaf.format)
+        else:
+            write = functools.partial(_write, layout=leaf.layout, tensors=tensors)
+            array = jax.device_put(assemble(leaf, found, tensors, config.dtype, write))
+            coded = [own for run in found for _, own in run.parts if own is not None]
+            read += [tensors[name] for own in coded for name in own.tensors.values()]
         for tensor in read:
             tensor.let_go()
-        done += sum(tensor.data.nbytes for tensor in read)
+        done += sum(tensors[name].data.nbytes for name in _names(leaf) if name in tensors)
         progress(done, total)
-        return OPERATIONS[leaf.format].encode(array)
+        return array
 
     return config, jax.tree_util.tree_map_with_path(build, tree)  # a Stored is a leaf
 
@@ -138,9 +156,15 @@ def _arrange(
     for prefix, spelling in spellings((*raw, *elsewhere), family):
         tensors = {spelling[name]: tensor for name, tensor in raw.items()}
         settled = _settle_head(config, family, tensors)
-        tree = _as_turned(family.stored(settled, tensors), tensors)
-        lacks = sum(name not in tensors and not family.may_lack(name) for name in _parts(tree))
-        ways.append((lacks, prefix, Arranged(settled, tree, tensors), spelling))
+        tree = _as_turned(family.stored(settled, names_there(tensors)), tensors)
+        try:
+            runs = dict(coded_runs(tree, tensors, checkpoint.about))
+        except (ValueError, NotImplementedError) as error:
+            raise recognized(checkpoint, _parts(tree), tensors) or error from error
+        found = Arranged(settled, tree, tensors, runs)
+        there = tensors.keys() | _coded_parts(found)
+        lacks = sum(name not in there and not family.may_lack(name) for name in _parts(tree))
+        ways.append((lacks, prefix, found, spelling))
         if not lacks and not prefix:
             break  # the names are as they should be
     whole = [prefix for lacks, prefix, *_ in ways if not lacks]
@@ -155,6 +179,17 @@ def _arrange(
     absent = {spelling[name]: (name, files.places[name]) for name in elsewhere}
     _check(found, checkpoint, files, absent)
     return found
+
+
+def _coded_parts(found: Arranged) -> dict[str, Coded]:
+    """What is made from codes, by the name that it would have as numbers."""
+    return {
+        part.name: coded
+        for runs in found.runs.values()
+        for run in runs
+        for part, coded in run.parts
+        if coded is not None
+    }
 
 
 def _parts(tree: dict) -> dict[str, Part]:
@@ -185,7 +220,7 @@ def _as_turned(tree: dict, tensors: dict[str, StoredTensor]) -> dict:
         for leaf in jax.tree.leaves(tree)
         if fused(leaf)
         for part in leaf.parts
-        if part.name in tensors
+        if part.name in tensors and tensors[part.name].dtype in ARRAY_DTYPES
     ]
     unequal = [pair for pair in stored if pair[0] != turned(pair[0])]
     if unequal and all(there == turned(shape) for shape, there in unequal):
@@ -227,8 +262,9 @@ def _check(
     Args:
         absent: tensors that an index names and no file has: their names there, and the file in which it puts them.
     """
-    config, tree, tensors = found
-    folder, family, expected = checkpoint.folder, checkpoint.family, _parts(tree)
+    config, tree, tensors, _ = found
+    coded, folder, family = _coded_parts(found), checkpoint.folder, checkpoint.family
+    expected = {name: part for name, part in _parts(tree).items() if name not in coded}
     missing = [name for name in expected if name not in tensors and not family.may_lack(name)]
     wrong = [
         name
@@ -238,13 +274,17 @@ def _check(
     packed = [
         name for name in expected if name in tensors and tensors[name].dtype not in ARRAY_DTYPES
     ]
+    used = {name for own in coded.values() for name in own.tensors.values()}
+    used |= {name for name in tensors if goes_with_codes(name, coded, tensors)}
     spare = sorted(
-        name for name in tensors if name not in expected and not family.ignores(name, config)
+        name
+        for name in tensors.keys() - used
+        if name not in expected and not family.ignores(name, config)
     )
     layers = {name: _layer_of(name, family) for name in spare}
     later = {number for number in layers.values() if number >= len(config.layers)}
     unknown = [n for n in spare if layers[n] not in later and _matters(n, family)]
-    if missing or wrong or packed or unknown:
+    if not coded and (missing or wrong or packed or unknown):
         other = recognized(checkpoint, expected, tensors)
         if other is not None:
             raise other
@@ -306,7 +346,7 @@ def _lacks(
     name: str, shape: tuple[int, ...], found: Arranged, family: Family, folder: Path
 ) -> ValueError:
     """The error for a tensor that is not there."""
-    config, _, tensors = found
+    config, tensors = found.config, found.tensors
     expected = _parts(found.tree)
     unused = [tensor.name for key, tensor in tensors.items() if key not in expected]
     if name.startswith(MTP) and not any(other.startswith(MTP) for other in tensors):
@@ -337,15 +377,22 @@ def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -
     """One parameter, from its parts, in its own memory."""
     out: np.ndarray = np.empty(leaf.shape, np.float32 if leaf.float32 else dtype)
     for part in leaf.parts:
-        if part.name not in tensors:
-            out[part.place] = 0
-            continue
-        _check_finite(tensors[part.name])
-        source = _rows(tensors[part.name].array(), part.rows)
-        if part.plus or part.factor != 1.0:
-            source = source.astype(np.float32) * np.float32(part.factor) + np.float32(part.plus)
-        _place(out[part.place], source, leaf.layout)
+        _write(part, out[part.place], layout=leaf.layout, tensors=tensors)
     return out
+
+
+def _write(
+    part: Part, out: np.ndarray, *, layout: str, tensors: Mapping[str, StoredTensor]
+) -> None:
+    """Writes a tensor's share of a parameter."""
+    if part.name not in tensors:
+        out[...] = 0
+        return
+    _check_finite(tensors[part.name])
+    source = _rows(tensors[part.name].array(), part.rows)
+    if part.plus or part.factor != 1.0:
+        source = source.astype(np.float32) * np.float32(part.factor) + np.float32(part.plus)
+    _place(out, source, layout)
 
 
 def _rows(source: np.ndarray, rows: Rows | None) -> np.ndarray:

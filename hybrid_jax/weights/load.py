@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from hybrid_jax.config import DTYPES, Layer, ModelConfig, SpeculationConfig
+from hybrid_jax.config.formats import Quantize
+from hybrid_jax.kinds.quantize import quantized
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.checkpoint import Checkpoint, base_of, open_checkpoint, stored_cut
 from hybrid_jax.models.family import NO_HEAD
@@ -27,6 +29,7 @@ def load_model(
     dtype: Dtype = "auto",
     mtp: bool = False,
     exit_head: bool = False,
+    quantize: Quantize | None = None,
     progress: ReportBytes | None = None,
 ) -> tuple[ModelConfig, dict]:
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
@@ -38,6 +41,7 @@ def load_model(
             float64. A_log, D, dt_bias and the router's correction bias are float32 always.
         mtp: also read the head for multi-token prediction, into params["mtp"].
         exit_head: also read the head on the model's cut, into params["exit"].
+        quantize: matrices of layers become codes, one after the other, as `EngineConfig.quantize` says.
         progress: called with (bytes done, bytes in all) as the parameters arrive.
 
     Returns:
@@ -49,7 +53,7 @@ def load_model(
         ValueError: an unknown family, a missing or malformed field, a truncated file, a missing,
             unexpected or wrongly shaped tensor, or NaN in a vector or among 1024 values of a matrix of a
             Hugging Face checkpoint.
-        NotImplementedError: a field that is not supported, quantised weights, an adapter, or the layout of another
+        NotImplementedError: a field or a way of quantising that is not supported, an adapter, or the layout of another
             program.
 
     Example:
@@ -63,7 +67,10 @@ def load_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
-    return open_model(path, mtp=mtp, exit_head=exit_head).load(dtype=dtype, progress=progress)
+    opened = open_model(path, mtp=mtp, exit_head=exit_head)
+    if quantize is not None:
+        opened = opened.quantized(quantize)
+    return opened.load(dtype=dtype, progress=progress)
 
 
 def load_config(path: str | Path, *, mtp: bool = False, exit_head: bool = False) -> ModelConfig:
@@ -95,6 +102,19 @@ class OpenModel:
     config: ModelConfig
     cut: Path | None = None
     second: OpenModel | None = None
+
+    def quantized(self, name: Quantize) -> OpenModel:
+        """The same with matrices that become codes while they are read; a second model stays as it is.
+
+        Raises:
+            ValueError: they are codes already. NotImplementedError: the model has a cut.
+        """
+        if self.cut is not None:
+            raise NotImplementedError(
+                f"load_model: a model with a cut is not quantised yet, and {self.cut} has one; leave quantize out"
+            )
+        plain = quantized(self.plain, name)
+        return replace(self, plain=plain, config=replace(self.config, matrices=plain.matrices))
 
     def load(
         self,

@@ -18,6 +18,7 @@ from jax.tree_util import tree_leaves_with_path as leaves_with_path
 from jax.tree_util import tree_map_with_path as map_with_path
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.formats import Format
 from hybrid_jax.config.model_directory import copy_carried
 from hybrid_jax.kinds.kind import map_weights
 from hybrid_jax.kinds.table import model_weights
@@ -26,6 +27,7 @@ from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder
 from hybrid_jax.models.stored_config import to_json
 from hybrid_jax.process.own_settings import own_settings
+from hybrid_jax.products.operations import encoded
 from hybrid_jax.weights.put import Put
 
 PARAMS_FOLDER = "params"
@@ -116,6 +118,8 @@ def load_orbax(
             f"load_model: {checkpoint.folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/"
         )
     made = config if dtype == "auto" else replace(config, dtype=dtype)
+    # Those that are to be kept otherwise than they are saved.
+    formats = dict(config.matrices) if not checkpoint.config.matrices else {}
     here = None if put else jax.device_put(0).sharding  # the device where jax puts arrays
 
     def way(to: Any) -> ocp.RestoreArgs:
@@ -129,7 +133,10 @@ def load_orbax(
         args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(way, dtypes))
         with _reading(saved):
             found = dict(leaves_with_path(checkpointer.restore(saved, args=args)))
-        return {path: put(made, path, found[path]) if put else found[path] for path in group}
+        arrays = {path: put(made, path, found[path]) if put else found[path] for path in group}
+        return {
+            path: _as_wanted(array, formats.get(_place(path))) for path, array in arrays.items()
+        }
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         with _reading(saved):
@@ -146,6 +153,16 @@ def load_orbax(
             progress(sum(sizes[path] for path in arrays), total)
     params = map_with_path(lambda path, leaf: arrays.get(path), tree)
     return made, params if config.mtp else {k: v for k, v in params.items() if k != "mtp"}
+
+
+def _place(path: KeyPath) -> str:
+    """A path as `ModelConfig.matrices` names it."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _as_wanted(array: jax.Array, format: Format | None) -> Any:
+    """An array, or the codes that stand for it."""
+    return array if format is None else encoded(array, format)
 
 
 @contextmanager

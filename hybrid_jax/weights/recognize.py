@@ -11,25 +11,20 @@ from hybrid_jax.config.model_directory import MERGE
 from hybrid_jax.kinds.tensors import Part
 from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.files import FETCH_ORIGINAL
-from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor
+from hybrid_jax.models.published.about import INSTEAD
+from hybrid_jax.weights.safetensors import ARRAY_DTYPES, CODE_DTYPES, StoredTensor
 
-# Tensors that each way of quantising leaves beside or in place of the weights, the more telling ones first.
+# Tensors that ways of quantising that are not read leave beside or in place of the weights, the more telling ones
+# first.
 QUANTISED = {
-    "GPTQ": r"\.(g_idx)$",
-    "AWQ or GPTQ": r"\.(qweight|qzeros)$",
     "bitsandbytes": r"\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*|SCB|weight_format)$",
-    "NVFP4": r"\.(weight_scale_2|weight_global_scale)$",
-    "MXFP4": r"_(blocks)$",
-    "compressed-tensors": r"\.(weight_packed|weight_shape|weight_zero_point)$",
     "torchao": r"(\._?weight_(qdata|zero_point)|:_data)$",
     "HQQ": r"\.(W_q|meta)$",
     "quanto": r"\.weight\._(data|scale|shift)$",
     "AQLM": r"\.(codes|codebooks)$",
-    "FP8": r"\.(weight_scale_inv|weight_scale|input_scale|activation_scale|gate_up_proj_scale.*|down_proj_scale.*)$",
     "MLX": r"\.(biases)$",
-    "": r"(\.(scales?|zeros|zero_point|weight_scale.*|scale_inv|weight_scales)|_scales)$",
+    "": r"\.(scale|zeros|zero_point|weight_scales)$",
 }
-FLOATS_OF_8_BITS = "F8_"
 ADAPTER = re.compile(
     r"\.(lora_[A-Za-z_]+|base_layer|ia3_l|modules_to_save|hada_w\d_[ab]|oft_[a-zA-Z]+|vera_lambda_[bd])(\.|$)"
 )
@@ -39,7 +34,6 @@ ORIGINAL = re.compile(
 )
 # Experts as MLX stacks them.
 MLX_NAMES = re.compile(r"\.switch_mlp\.")
-UNQUANTISED = "fetch an unquantised checkpoint"
 
 
 def recognized(
@@ -73,22 +67,20 @@ def _quantised(
         for name, tensor in tensors.items()
         if (match := re.search(pattern, name)) and _stem(name[: match.start()]) in modules
     ]
-    wrong = [t for name, t in tensors.items() if name in expected and t.dtype not in ARRAY_DTYPES]
-    if not found and not wrong:
+    packed = [t for name, t in tensors.items() if name in expected and t.dtype not in ARRAY_DTYPES]
+    if not found and all(t.dtype in CODE_DTYPES for t in packed):
         return None
-    kind, tensor = found[0] if found else ("", wrong[0])
-    if not kind and tensor.dtype.startswith(FLOATS_OF_8_BITS):
-        kind = "FP8"
+    kind, tensor = found[0] if found else ("", packed[0])
     bits = _mlx_bits(checkpoint.fields.get("quantization"))
-    if bits is not None and any(t.dtype == "U32" for t in wrong):
+    if bits is not None and any(t.dtype == "U32" for t in packed):
         kind = f"MLX{bits}"
     of = f" ({kind})" if kind else ""
-    shown = wrong[0] if wrong else tensor
+    shown = packed[0] if packed else tensor
     return NotImplementedError(
-        f"load_model: {checkpoint.folder} holds quantised weights{of}, which are not supported: tensor {shown.name} of "
+        f"load_model: {checkpoint.folder} holds quantised weights{of}, which are not read: tensor {shown.name} of "
         f"{shown.file.name} has dtype {shown.dtype}"
         + (f", and {tensor.name} is there" if tensor is not shown else "")
-        + f"; {UNQUANTISED}"
+        + f"; {INSTEAD}"
     )
 
 

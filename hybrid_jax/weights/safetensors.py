@@ -22,6 +22,15 @@ ARRAY_DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# Of codes, their scales and what belongs to them; numpy has no powers of two.
+CODE_DTYPES = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,10 @@ class StoredTensor:
                 f"{', '.join(ARRAY_DTYPES)} are supported; use an unquantised checkpoint"
             )
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
+
+    def raw(self) -> np.ndarray:
+        """As `array`, for codes and their scales, too."""
+        return self.data.view((ARRAY_DTYPES | CODE_DTYPES)[self.dtype]).reshape(self.shape)
 
 
 def read_tensors(files: WeightFiles) -> Iterator[StoredTensor]:

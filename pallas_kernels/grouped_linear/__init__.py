@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from pallas_kernels.grouped_linear.reference import Activation as Activation
     from pallas_kernels.grouped_linear.reference import ExpertArrays as ExpertArrays
     from pallas_kernels.grouped_linear.reference import activate as activate
+    from pallas_kernels.grouped_linear.xla import mix_visits as mix_visits
 
 _HOMES = {
     "api": ("mix_experts",),
     "reference": ("Activation", "ExpertArrays", "activate"),
+    "xla": ("mix_visits",),
 }
 __getattr__ = names_in(__name__, _HOMES)

@@ -10,35 +10,52 @@ import jax.numpy as jnp
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.grouped_linear.reference import Activation, ExpertArrays, activate
 
-# Rows times the matrix of a number among several: x [size, I], weights [X, I, O] and the number make [size, O]; or None
-# for sizes that it does not take.
-ChosenProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array | None]
+# From tokens [size, Z] and the number of an expert, a scalar, what the expert makes of them: [size, Z].
+Visit = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def no_product(x: jax.Array, weights: jax.Array, expert: jax.Array) -> None:
-    """Leaves all products to XLA."""
+def mix_experts_xla(arrays: ExpertArrays, *, kind: Activation):
+    """See `api.mix_experts`."""
+
+    def product(
+        x: jax.Array, weight: jax.Array, bias: jax.Array | None, expert: jax.Array
+    ) -> jax.Array:
+        y = jnp.dot(x, weight[expert], precision=HIGHEST)
+        return y if bias is None else y + bias[expert]
+
+    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
+        hidden = activate(product(x, arrays.up, arrays.up_bias, expert), kind)
+        return product(hidden, arrays.down, arrays.down_bias, expert)
+
+    return mix_visits(arrays.x, arrays.ids, arrays.weights, arrays.up.shape[0], visit)
 
 
-def mix_experts_xla(
-    arrays: ExpertArrays, *, kind: Activation, chosen: ChosenProduct = no_product
+def mix_visits(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    num_experts: int,
+    visit: Visit,
+    *,
+    in_place: bool = False,
 ) -> jax.Array:
-    """See `api.mix_experts`.
+    """As `api.mix_experts`, for experts that only a function knows; arguments as in `ExpertArrays`.
 
     Args:
-        chosen: makes products in place of XLA, where it takes them.
+        in_place: it copies no matrix, so that visits of a single token need not be made together.
     """
-    parts = visit_experts(arrays, kind=kind, chosen=chosen)
-    weights = jnp.where(arrays.ids < arrays.up.shape[0], arrays.weights, 0.0)
-    mixed = jnp.zeros(arrays.x.shape, jnp.float32)
+    parts = visit_experts(x, ids, num_experts, visit, in_place=in_place)
+    weights = jnp.where(ids < num_experts, weights, 0.0)
+    mixed = jnp.zeros(x.shape, jnp.float32)
     for slot in range(
         weights.shape[1]
     ):  # one after the other, in which order XLA would not sum on a CPU
         mixed = mixed + weights[:, slot, None] * parts[:, slot]
-    return mixed.astype(arrays.x.dtype)
+    return mixed.astype(x.dtype)
 
 
 def visit_experts(
-    arrays: ExpertArrays, *, kind: Activation, chosen: ChosenProduct = no_product
+    x: jax.Array, ids: jax.Array, num_experts: int, visit: Visit, *, in_place: bool = False
 ) -> jax.Array:
     """The outputs float32[S, k, Z] of each token's experts; zero where there is no visit.
 
@@ -46,11 +63,10 @@ def visit_experts(
     with the number of experts. Visits to no expert come last and are left out. A block that is not full also computes
     visits of the next expert, but the next expert's own block then overwrites them.
     """
-    x, ids, num_experts = arrays.x, arrays.ids, arrays.up.shape[0]
     count, top_k = ids.size, ids.shape[1]
     size = _block_size(*ids.shape, num_experts, x.dtype)
-    if ids.shape[0] == 1 and jax.eval_shape(chosen, x, arrays.up, jnp.int32(0)) is not None:
-        size = 1  # a product of one row needs no copy of the matrix
+    if in_place and ids.shape[0] == 1:
+        size = 1
     order = jnp.argsort(ids.reshape(-1), stable=True)
     place = jnp.argsort(order, stable=True)  # where a visit stands in that order
     padded = jnp.pad(order, (0, size))
@@ -59,18 +75,18 @@ def visit_experts(
     last_block = jnp.cumsum(-(-visits // size))
     first_block = last_block + visits // -size
 
-    def visit(block: jax.Array, parts: jax.Array) -> jax.Array:  # parts: [S k + size, Z]
+    def run(block: jax.Array, parts: jax.Array) -> jax.Array:  # parts: [S k + size, Z]
         expert = jnp.sum(last_block <= block)
         start = first_visit[expert] + (block - first_block[expert]) * size
         tokens = jax.lax.dynamic_slice(padded, (start,), (size,)) // top_k
-        out = _one_expert(arrays, x[tokens], expert, kind, chosen)
+        out = _visited(x[tokens], expert, num_experts, visit)
         return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
 
     # This zero only exists once this layer's visits do. From a constant, XLA for GPUs would make the arrays of all
     # layers first and hold them together (12 GB for 40 layers of Granite-4.0-H-Tiny and 8,192 tokens).
     zero = jnp.minimum(visits.sum(), 0).astype(jnp.float32)
     parts = jnp.broadcast_to(zero, (count + size, x.shape[1]))
-    parts = jax.lax.fori_loop(0, last_block[-1], visit, parts)
+    parts = jax.lax.fori_loop(0, last_block[-1], run, parts)
     # Places without a visit may hold anything that a block left there, so they are set to zero.
     parts = jnp.where((jnp.arange(count + size) < visits.sum())[:, None], parts, 0.0)
     return parts[place].reshape(*ids.shape, -1)
@@ -87,28 +103,14 @@ def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype)
     return min(64, max(4, 1 << (num_tokens * top_k // num_experts).bit_length()))
 
 
-def _one_expert(
-    arrays: ExpertArrays,
-    x: jax.Array,
-    expert: jax.Array,
-    kind: Activation,
-    chosen: ChosenProduct,
-) -> jax.Array:
+def _visited(x: jax.Array, expert: jax.Array, num_experts: int, visit: Visit) -> jax.Array:
     """Runs x [size, Z] through one expert: [size, Z]."""
 
-    def product(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        y = chosen(x, weight, expert)
-        if y is None:
-            y = jnp.dot(x, weight[expert], precision=HIGHEST)
-        return y if bias is None else y + bias[expert]
-
-    def visit() -> jax.Array:
-        hidden = activate(product(x, arrays.up, arrays.up_bias), kind)
-        return product(hidden, arrays.down, arrays.down_bias)
-
-    def visit_inside_a_branch() -> jax.Array:
-        return jax.lax.cond(expert < arrays.up.shape[0], visit, lambda: jnp.zeros_like(x))
+    def inside_a_branch() -> jax.Array:
+        return jax.lax.cond(
+            expert < num_experts, lambda: visit(x, expert), lambda: jnp.zeros_like(x)
+        )
 
     # The branch is always taken. Without it, XLA for CPUs up to jax 0.10 converts bfloat16 weights to float32 before it
     # slices them, and then moves the conversion out of the loop. Each call would then convert all experts.
-    return jax.lax.platform_dependent(cpu=visit_inside_a_branch, default=visit)
+    return jax.lax.platform_dependent(cpu=inside_a_branch, default=lambda: visit(x, expert))

@@ -155,7 +155,7 @@ def test_numbers_of_numpy_become_pythons_own():
         ),
         ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
-        ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
+        ({"quantize": "int3"}, ValueError, "quantize must be int8, fp8 or int4, got 'int3'"),
         (
             {"mesh": "2"},
             ValueError,

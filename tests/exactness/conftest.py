@@ -28,7 +28,10 @@ else:
 # The draw of `make test`: each kind of layer, of cached shape and of block is in one of these, in exact mode too.
 # Others have what these have: with_unknown_kind two shapes of KV, nemotron_h_biases_limits, qwen3_next and with_cut the
 # rest.
-LEFT_TO_ALL = (*("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta"),)
+LEFT_TO_ALL = (
+    *("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta"),
+    *("with_int8", "with_int4"),
+)
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if EVERYTHING or name not in LEFT_TO_ALL)
 DRAWN = (
     "mamba2",

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import ModelConfig
+from hybrid_jax.config import XLA, ModelConfig
 from hybrid_jax.engine.sampling import SamplingRows
 from hybrid_jax.models import decoder
+from hybrid_jax.models.matrices import with_matrices
 from hybrid_jax.schedule.request import Request
 from pallas_kernels.token_sampling.numbers import token_noise
 from pallas_kernels.token_sampling.xla import keep_likely
@@ -221,6 +222,7 @@ def _endings(request: Request) -> list[Mismatch]:
 @functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
 def _hidden(params, tokens, lengths, *, config, kv_dtype):
     """Hidden states after the last norm, float32[R, T, D]."""
+    params = with_matrices(params, config, XLA)
     valid, mix = decoder.whole_sequences(tokens, lengths, kv_dtype)
     h = decoder.walk(params, tokens, valid, config, mix)
     return decoder.normed_hidden(params, h, config).astype(jnp.float32)
@@ -229,6 +231,7 @@ def _hidden(params, tokens, lengths, *, config, kv_dtype):
 @functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
 def _define(params, tokens, lengths, columns, penalties, *, config, kv_dtype):
     """Logits [R, T, V], scores (what argmax sees) and the token chosen after each position [R, T]."""
+    params = with_matrices(params, config, XLA)
     logits = decoder.forward(params, tokens, config, lengths=lengths, kv_dtype=kv_dtype)
     rows, width, vocab = logits.shape
     flat = _penalised(logits, tokens, **penalties).reshape(-1, vocab)

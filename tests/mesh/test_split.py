@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MLP, Attention, Mamba2, MoE
+from hybrid_jax.config.formats import Scaled
 from hybrid_jax.kinds.table import kind_of, model_weights
 from hybrid_jax.mesh.split import Split, shard_config, splits
 from tests.mesh.models import DIVIDED, HEADS
@@ -118,8 +119,11 @@ def test_a_kind_without_a_form_for_several_devices():
 
 def test_a_model_that_cannot_be_divided():
     config, _ = DIVIDED["attention"]
-    with pytest.raises(NotImplementedError, match="matrices in format 'int8' are not divided"):
-        shard_config(replace(config, matrices="int8"), 2)
+    narrow = (("layers.0.mlp.up", Scaled(code="int8")),)
+    with pytest.raises(
+        NotImplementedError, match=r"layers.0.mlp.up is int8, a scale per column; leave mesh"
+    ):
+        shard_config(replace(config, matrices=narrow), 2)
     with pytest.raises(ValueError, match=f"num_heads of Attention layers .* got {HEADS} and 5"):
         shard_config(config, 5)
     assert shard_config(config, 1) is config

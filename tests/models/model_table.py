@@ -30,7 +30,8 @@ HEAD = """# Models
 `LLM(path)` reads Hugging Face directories of these families (`model_type` in config.json). Each is compared with
 transformers on tiny random models of odd shapes (`tests/parity`): logits within 5e-4 in float32, or 2e-3 with gated
 delta nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and
-value ([below](#fields-of-configjson)). A quantised checkpoint is refused too.
+value ([below](#fields-of-configjson)). Weights of 8 and 4 bits are read
+[as they are published](../how_to/quantize.md).
 
 This page is made from the code, by `python -m tests.models.model_table`, and a test checks it.
 """
@@ -150,7 +151,7 @@ def page() -> str:
     text += FIELDS.format(
         version=load(COMMITTED / WALKED[0]).version,
         refused=_wrapped(
-            f"These are refused in every family, unless they are empty: {_listed(['quantization_config', *REFUSED])}. "
+            f"These are refused in every family, unless they are empty: {_listed(REFUSED)}. "
             "So is `is_causal`, unless it is true, where there is attention."
         ),
         harmless=_wrapped(f"These make no difference in any family: {_listed(HARMLESS)}."),

@@ -7,6 +7,7 @@ from collections import Counter
 import jax
 
 from hybrid_jax.config import Backend
+from hybrid_jax.config.formats import Dense
 from hybrid_jax.products.xla import linear
 
 COUNTS: Counter[tuple[int, ...]] = Counter()  # by the shape of the matrix
@@ -20,4 +21,4 @@ def counted(
     return linear(x, weight, bias)
 
 
-PRODUCTS = {"dense": {"whole": counted}}
+PRODUCTS = {Dense: {"whole": counted}}

@@ -1,4 +1,4 @@
-"""A format and a backend that the package does not have: each is an entry in a table, and everything follows."""
+"""Models whose matrices are kept as codes, and a backend that the package does not have: everything follows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from hybrid_jax.config import BACKENDS, XLA
 from hybrid_jax.config.arrays import ArraySpec
+from hybrid_jax.config.formats import DENSE
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import model_weights
@@ -20,7 +21,6 @@ from hybrid_jax.models.checkpoint import open_checkpoint
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.matrices import with_matrices
-from hybrid_jax.products.formats import FORMATS
 from hybrid_jax.products.matrix import as_matrix, product
 from hybrid_jax.products.xla import linear
 from hybrid_jax.weights import BUNDLED
@@ -31,8 +31,7 @@ from tests.drawing import left_to_all
 from tests.engine.on_kernels import engine_of, outputs
 from tests.exactness.engines import one_shape
 from tests.products import backend_of_its_own
-from tests.products.case import FormatCase
-from tests.products.cases import CASES
+from tests.products.cases import CASES, Case, kept
 from tests.tiny_models import tiny_model
 
 # Every kind of layer, and experts; tied and other heads; a cut.
@@ -41,13 +40,12 @@ NAMES = ["nemotron_h_moe", "qwen3_next", "lfm2", "jamba", "with_cut_delta"]
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def case(request):
-    with request.param.known():
-        yield request.param
+    return request.param
 
 
-def narrow(name: str, case: FormatCase):
+def narrow(name: str, case: Case):
     """A tiny model with matrices of a format, and the same numbers in dense ones."""
-    config = replace(tiny_model(name)[0], matrices=case.name)
+    config = kept(tiny_model(name)[0], case.format)
     params = random_params(config, 0)
     bound = with_matrices(params, config, XLA)
     dense = jax.tree.map(
@@ -58,7 +56,7 @@ def narrow(name: str, case: FormatCase):
     return config, params, dense
 
 
-@left_to_all(*(f"int4-xla-{name}" for name in NAMES[1:]))
+@left_to_all(*(f"{case}-xla-{name}" for case in list(CASES)[1:] for name in NAMES[:-1]))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "kernels", ["xla", pytest.param("pallas", marks=[pytest.mark.slow, left_to_all])]
@@ -66,7 +64,7 @@ def narrow(name: str, case: FormatCase):
 def test_a_format_of_its_own_runs_in_every_kind_of_layer(case, name, kernels):
     """Chunks, decoding, sampling and hits: the tokens of the same numbers in dense matrices."""
     config, params, dense = narrow(name, case)
-    plain, room = replace(config, matrices="dense"), {"memory": 192 << 10}
+    plain, room = replace(config, matrices=()), {"memory": 192 << 10}
     with one_shape(16):
         want, hits = outputs(engine_of(kernels, plain, dense, **room), adjusted=False)
         got, same_hits = outputs(engine_of(kernels, config, params, **room), adjusted=False)
@@ -80,40 +78,43 @@ def test_bytes_and_random_values_follow_from_the_format(case):
     assert (
         weight_bytes(config, "float32")
         == held
-        < case.share * weight_bytes(replace(config, matrices="dense"), "float32")
+        < case.share * weight_bytes(replace(config, matrices=()), "float32")
     )
-    kept = [weight for weight in all_weights(model_weights(config)) if weight.format == case.name]
-    assert {weight.draw for weight in kept} == {"embedding", "matrix", "output"}
-    assert not any(weight.plain or weight.float32 for weight in kept)
+    found = [weight for weight in all_weights(model_weights(config)) if weight.format != DENSE]
+    assert {weight.draw for weight in found} == {"matrix", "output"}
+    assert {weight.format for weight in found} > {case.format}  # and of several formats
     tokens = jnp.arange(12)[None]
-    want = forward(dense, tokens, replace(config, matrices="dense"))
-    found = forward(with_matrices(params, config, XLA), tokens, config)
-    np.testing.assert_allclose(found, want, atol=1e-5)
+    want = forward(dense, tokens, replace(config, matrices=()))
+    got = forward(with_matrices(params, config, XLA), tokens, config)
+    np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_a_second_model_keeps_its_own_format(case):
-    config = replace(tiny_model("bamba")[0], matrices=case.name)
-    tree = model_weights(replace(config, draft=replace(config, matrices="dense")))
-    assert tree["embed"].format == case.name and tree["draft"]["embed"].format == "dense"
+    config = tiny_model("bamba")[0]
+    place = "layers.0.mlp.down"
+    for own, other in (((place, case.format),), ()), ((), ((place, case.format),)):
+        draft = replace(config, matrices=other)
+        tree = model_weights(replace(config, matrices=own, draft=draft))
+        found = [part["layers"][0]["mlp"]["down"].format for part in (tree, tree["draft"])]
+        assert found == [case.format if formats else DENSE for formats in (own, other)]
 
 
 def test_files_are_read_into_the_format_and_written_from_it(case, tmp_path):
     bundled = open_checkpoint(BUNDLED)
-    config = replace(bundled.config, matrices=case.name)
+    config = kept(bundled.config, case.format)
     read, params = load_hf(bundled, config, "float32", lambda *bytes_: None)
-    specs = case.format.specs((config.vocab_size, config.width), "float32")
-    described = jax.tree.map(
-        lambda array: ArraySpec(array.shape, array.dtype.name), params["embed"]
-    )
-    assert read.matrices == case.name and described == specs != ArraySpec((260, 192), "float32")
+    weight = model_weights(config)["layers"][0]["mlp"]["down"]
+    down = params["layers"][0]["mlp"]["down"]
+    described = jax.tree.map(lambda array: ArraySpec(array.shape, array.dtype.name), down)
+    assert read.matrices == config.matrices and described == weight.specs("float32")
     save_orbax(tmp_path / "model", read, params)
     again, stored = load_model(tmp_path / "model")
     assert again == read
     jax.tree.map(np.testing.assert_array_equal, stored, params)
     plain = load_hf(bundled, bundled.config, "float32", lambda *bytes_: None)[1]
-    head = np.asarray(as_matrix(plain["embed"]).values)
-    found = np.asarray(with_matrices(params, read, XLA)["embed"].values)
-    assert 0 < np.abs(found - head).max() <= case.error * np.abs(head).max()
+    numbers = np.asarray(as_matrix(plain["layers"][0]["mlp"]["down"]).values)
+    bound = with_matrices(params, read, XLA)["layers"][0]["mlp"]["down"]
+    assert 0 < np.abs(bound.values - numbers).max() <= case.error * np.abs(numbers).max()
 
 
 def test_a_product_of_columns_is_that_of_the_whole(case):
@@ -142,10 +143,6 @@ def test_a_change_is_added_to_a_product_with_its_bias(case):
     np.testing.assert_allclose(
         product(x, changed.columns(some)), want[:, some], rtol=1e-4, atol=1e-4
     )
-
-
-def test_every_format_of_the_package_is_tested():
-    assert FORMATS.keys() - {"dense"} <= CASES.keys()
 
 
 def test_a_backend_of_its_own_is_one_entry():

@@ -35,6 +35,7 @@ from hybrid_jax.config import (
     SpeculationConfig,
     residual_layer,
 )
+from hybrid_jax.config.formats import Scaled
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.engine import runner as runners
@@ -54,9 +55,7 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.kinds import mamba1
-from hybrid_jax.kinds.kind import Weight
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.products.formats import FORMATS, Format
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.sizing import temporaries
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, MemorySplit, split_memory
@@ -69,8 +68,7 @@ from tests.drawing import left_to_all
 from tests.kinds import fixed_decay, latent
 from tests.kinds.fixed_decay import FixedDecay
 from tests.kinds.latent import Latent
-from tests.products.cases import CASES
-from tests.products.int4 import GROUP, Int4
+from tests.products.cases import CASES, kept
 
 fixed_decay.register()
 latent.register()
@@ -368,64 +366,41 @@ def held_and_counted(config, engine, monkeypatch):
 @pytest.mark.usefixtures("no_compile_cache")
 @pytest.mark.parametrize("kind", ["attention", "mixture"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@left_to_all("int8-attention]", "int4-mixture]")
-def test_what_products_of_other_formats_hold_is_counted(case, kind, monkeypatch):
-    """The numbers that they make of matrices, and what products of their own hold for each token."""
-    with case.known():
-        config = ModelConfig(
-            family="test",
-            layers=(WIDE[kind], WIDE["mamba"], WIDE[kind]),
-            vocab_size=64,
-            width=512,
-            max_position=256,
-            matrices=case.name,
-        )
-        engine = EngineConfig(prefill_tokens=64, max_rows=2)
-        held, counted = held_and_counted(config, engine, monkeypatch)
+@left_to_all(*(f"{case}-" for case in CASES if case not in ("fp8_blocks", "int4")))
+@left_to_all("fp8_blocks-attention]", "int4-mixture]")
+def test_what_products_with_codes_hold_is_counted(case, kind, monkeypatch):
+    config = ModelConfig(
+        family="test",
+        layers=(WIDE[kind], WIDE["mamba"], WIDE[kind]),
+        vocab_size=64,
+        width=512,
+        max_position=256,
+    )
+    engine = EngineConfig(prefill_tokens=64, max_rows=2)
+    held, counted = held_and_counted(kept(config, case.format), engine, monkeypatch)
     assert 0.25 * counted <= max(held.values()) <= counted, (held, counted)
 
 
-def test_matrices_that_a_format_leaves_as_they_are_and_experts_hold_what_dense_ones_do():
-    def made(*shape: int, **other) -> tuple[int, int]:
-        weight = Weight(shape=shape, draw="matrix", format="int4", **other)
-        return weight.made_bytes("bfloat16"), weight.token_bytes("bfloat16")
-
-    class Narrow(Int4):
-        def made_bytes(self, shape, dtype):
-            return 0  # a kernel reads its arrays as they are
-
-    with mock.patch.dict(FORMATS, {"int4": Narrow()}):
-        assert made(8, 10) == (0, 2 * 4 * 2 * 10)
-        assert made(7, 10) == made(8, 10, plain=True) == (0, 0)
-        assert made(3, 8, 10) == (2 * 3 * 8 * 10, 0)  # `mixed` takes all numbers
-        assert made(3, 7, 10) == (0, 0)
-
-
-def test_a_format_without_products_of_its_own_makes_all_numbers():
-    with CASES["int8"].known():
-        weight = Weight(shape=(8, 10), draw="matrix", format="int8")
-        assert (weight.made_bytes("bfloat16"), weight.token_bytes("bfloat16")) == (2 * 8 * 10, 0)
-
-
-def test_a_product_is_counted_for_the_tokens_that_it_is_made_for():
+def test_a_product_with_codes_is_counted_for_the_tokens_that_it_is_made_for():
     """Those of a step, and of a head those that are drawn."""
+    narrow = Scaled(code="int4", group=4)
 
     def held(vocab_size: int, **settings) -> int:
         engine = EngineConfig(**{"max_rows": 8, "prefill_tokens": 512} | settings)
-        config = model("A", matrices="int4", tie_embeddings=False, vocab_size=vocab_size)
-        with CASES["int4"].known():
-            own = temporary_bytes(config, engine, backend=XLA)
-            with mock.patch.object(Int4, "token_bytes", Format.token_bytes):
-                return own - temporary_bytes(config, engine, backend=XLA)
+        config = model("A", tie_embeddings=False, vocab_size=vocab_size)
+        own = temporary_bytes(kept(config, narrow), engine, backend=XLA)
+        return own - temporary_bytes(config, engine, backend=XLA)
 
-    groups, columns = 16 // GROUP, 64  # of queries, keys and values
-    assert held(31) == 512 * 2 * 4 * groups * columns
-    assert held(31, max_rows=600) == 600 * 2 * 4 * groups * columns
-    assert held(4000) == PROMPT_POSITIONS * 2 * 4 * groups * 4000
-    assert held(4000, max_rows=20, exact=True) == PROMPT_POSITIONS * 2 * 4 * groups * 4000
-    assert held(4000, max_rows=600) == 600 * 2 * 4 * groups * 4000
+    def product_bytes(shape: tuple[int, int], tokens: int) -> int:
+        return narrow.tile_bytes(shape, "float32") + tokens * narrow.token_bytes(shape, "float32")
+
+    head = model("A").width, 4000
+    assert held(4000) == product_bytes(head, PROMPT_POSITIONS)
+    assert held(4000, max_rows=20, exact=True) == product_bytes(head, PROMPT_POSITIONS)
+    assert held(4000, max_rows=600) == product_bytes(head, 600)
     drafts = SpeculationConfig(num_tokens=3)
-    assert held(4000, max_rows=600, speculation=drafts) == 2400 * 2 * 4 * groups * 4000
+    assert held(4000, max_rows=600, speculation=drafts) == product_bytes(head, 2400)
+    assert held(31) < held(31, max_rows=600) < product_bytes(head, 600)
 
 
 def test_the_tile_that_is_counted_is_the_one_that_is_computed():

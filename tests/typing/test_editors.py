@@ -16,6 +16,7 @@ import hybrid_jax
 from hybrid_jax import LLM, EngineConfig
 from hybrid_jax.api import options
 from hybrid_jax.config import BACKENDS
+from hybrid_jax.config.formats import QUANTIZED
 from tests.drawing import left_to_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +42,9 @@ def test_checkers_read_the_names_that_are_loaded_on_first_use():
 def test_the_options_that_checkers_read_are_those_that_exist():
     fields = EngineConfig.__dataclass_fields__.keys() - {"dtype", "tp"}
     fields |= {"mesh", "prefill_options"}  # which tell tp, and fields of some replicas
-    later = options.LaterOptions.__annotations__.keys()
-    assert later == {*options.LATER_OPTIONS}
-    assert options.EngineOptions.__annotations__.keys() == fields | later
+    assert options.EngineOptions.__annotations__.keys() == fields
     written = LLM.__init__.__annotations__.keys() & fields
-    assert options.RareOptions.__annotations__.keys() == (fields - written) | later
+    assert options.RareOptions.__annotations__.keys() == fields - written
     own = options.LLMOptions.__annotations__.keys() - options.EngineOptions.__annotations__.keys()
     assert own | {"model", "progress"} == {*options.OWN_OPTIONS}
     assert {*options.OWN_OPTIONS} < LLM.__init__.__annotations__.keys()
@@ -55,6 +54,12 @@ def test_kernels_have_the_same_choices_everywhere():
     field = get_type_hints(EngineConfig)["kernels"]
     assert get_args(field) == ("auto", *BACKENDS)
     assert get_type_hints(options.RareOptions)["kernels"] == field | None
+
+
+def test_ways_to_quantise_have_the_same_choices_everywhere():
+    field = get_type_hints(EngineConfig)["quantize"]
+    assert get_args(get_args(field)[0]) == (*QUANTIZED,)
+    assert get_type_hints(options.RareOptions)["quantize"] == field
 
 
 def mypy(*arguments: str | Path, folder: Path = ROOT) -> str:

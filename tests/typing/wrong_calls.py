@@ -54,7 +54,7 @@ def making(config: ModelConfig, params: Any) -> None:
     LLM(cache=0.5)  # type: ignore[arg-type]
     LLM(grain="32")  # type: ignore[arg-type]
     LLM(kernels="triton")  # type: ignore[arg-type]
-    LLM(quantize="int8")  # type: ignore[arg-type]
+    LLM(quantize="int3")  # type: ignore[arg-type]
     LLM.from_params(config)  # type: ignore[call-arg]
     LLM.from_params(config, params, progress=True)  # type: ignore[call-arg]
     LLM.from_params(config, params, memory=0.5)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def making(config: ModelConfig, params: Any) -> None:
     LLM(grain=32, page_tokens=None, prefill_tokens=64, steps_per_dispatch=4, kernels="xla")
     LLM(
         speculation=SpeculationConfig(num_tokens=3),
-        quantize=None,
+        quantize="int8",
         mesh=None,
         cache_dir="cache",
         disk_memory="20GiB",

@@ -13,8 +13,8 @@ import pytest
 
 from hybrid_jax.inspection.report import inspect_model
 from hybrid_jax.models import files
+from hybrid_jax.models.names import nearest
 from hybrid_jax.weights import load_config, load_model
-from hybrid_jax.weights.names import nearest
 from tests.drawing import drawn
 from tests.parity.goldens import GOLDENS
 from tests.weights.checkpoints import GOLDEN, NAMES, read, same_bits, write
@@ -421,40 +421,37 @@ def packed(dtype: str, per_item: int, *beside: str, own: str = "weight"):
     [
         ("MLX, 4 bits", packed("uint32", 8, "scales", "biases"), {"quantization": {"bits": 4}}),
         ("MLX", packed("uint32", 8, "scales", "biases"), {}),
-        ("NVFP4", packed("uint8", 2, "weight_scale", "weight_scale_2", "input_scale"), {}),
-        ("GPTQ", packed("int32", 8, "qzeros", "scales", "g_idx", own="qweight"), {}),
-        ("AWQ or GPTQ", packed("int32", 8, "qzeros", "scales", own="qweight"), {}),
         ("bitsandbytes", packed("uint8", 2, "weight.absmax", "weight.quant_map"), {}),
         ("bitsandbytes", packed("int8", 1, "SCB"), {}),
-        ("compressed-tensors", packed("int32", 8, "weight_scale", "weight_shape", own="weight_packed"), {}),
         ("torchao", packed("int8", 1, "_weight_scale", own="_weight_qdata"), {}),
-        ("FP8", packed("float8_e4m3fn", 1, "weight_scale_inv"), {}),
-        ("FP8", packed("float8_e4m3fn", 1), {}),
         ("HQQ", packed("uint8", 2, "meta", own="W_q"), {}),
         ("quanto", packed("int8", 1, "weight._scale", own="weight._data"), {}),
     ],
 )  # fmt: skip
 def test_quantised_weights_are_called_so(edit, monkeypatch, kind, change, fields):
-    more = {"uint32": "U32", "uint8": "U8", "int32": "I32", "float8_e4m3fn": "F8_E4M3"}
+    more = {"uint32": "U32", "uint8": "U8"}
     for name, short in more.items():
         monkeypatch.setitem(NAMES, name, short)
     folder = edit(LLAMA, change, **fields)
     with pytest.raises(NotImplementedError) as error:
         load_model(folder)
     said = str(error.value)
-    assert (
-        f"{LLAMA} holds quantised weights ({kind}), which are not supported: tensor model." in said
-    )
-    assert said.endswith("; fetch an unquantised checkpoint")
+    assert f"{LLAMA} holds quantised weights ({kind}), which are not read: tensor model." in said
+    assert "; fetch the model as it was published, or in a form that is read: FP8" in said
 
 
-@pytest.mark.parametrize("suffix", ["weight_scale_inv", "qweight", "weight.absmax"])
-def test_scales_beside_plain_weights_are_those_of_quantised_ones(edit, suffix):
+@pytest.mark.parametrize(
+    ("suffix", "error", "message"),
+    [
+        ("weight_scale_inv", ValueError, "1 tensors of .* have no place .*: {name};"),
+        ("qweight", ValueError, "tensor {name} is of AWQ or GPTQ, .* no quantization_config"),
+        ("weight.absmax", NotImplementedError, r"weights \(bitsandbytes\), .* tensor {name} of "),
+    ],
+)
+def test_scales_beside_plain_weights_are_not_passed_over(edit, suffix, error, message):
     name = f"model.layers.0.mlp.up_proj.{suffix}"
     folder = edit(LLAMA, lambda tensors: tensors.update({name: np.zeros(3, "float32")}))
-    with pytest.raises(
-        NotImplementedError, match=f"tensor {name} of .* fetch an unquantised checkpoint$"
-    ):
+    with pytest.raises(error, match=message.format(name=name)):
         load_model(folder)
 
 

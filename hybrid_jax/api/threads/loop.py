@@ -229,8 +229,8 @@ class Loop(CallLoop):
         """A turn failed, and device memory is lost. Which request caused it cannot be known.
 
         Most likely it was a new kind of request, which met a program or a size of its own. So calls without a token are
-        ended, and the others start again from the tokens they have. If all calls have tokens, those are ended whose part
-        here has none; if all parts have some, all are ended.
+        ended, and the others start again from the tokens they have. If all calls have tokens, those are ended that have
+        none here; if all have some here, all are ended.
         """
         if self._stopping:
             return  # what ends all calls comes next

@@ -75,6 +75,14 @@ KVDtypeOption = Annotated[
         "changes the text a little."
     ),
 ]
+QuantizeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Keep matrices of layers in fewer bits: int8, fp8 or int4. The model takes a half to a quarter of the "
+        "memory; the text changes a little.",
+        show_default="as the files have them",
+    ),
+]
 CheckpointsOption = Annotated[
     str,
     typer.Option(
@@ -114,6 +122,7 @@ class ModelOptions:
     ] = None
     dtype: DtypeOption = "auto"
     kv_cache_dtype: KVDtypeOption = "auto"
+    quantize: QuantizeOption = None
     memory: MemoryOption = None
     host_memory: HostMemoryOption = None
     cache_dir: CacheDirOption = None

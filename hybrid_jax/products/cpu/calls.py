@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.backend import Backend
+from hybrid_jax.config.formats import Dense
 from hybrid_jax.products.cpu.source import Target, target_name
-from hybrid_jax.products.xla import linear, linear_transposed
-from pallas_kernels.grouped_linear import ExpertArrays
-from pallas_kernels.grouped_linear.xla import mix_experts_xla
+from hybrid_jax.products.xla import HIGHEST, linear, linear_transposed
+from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_visits
 
 ROWS = 32  # of more rows XLA's products are as fast
 LEAST = 64  # K and N: a block of columns of the widest variant
@@ -47,18 +47,31 @@ def transposed_on_cpu(x: jax.Array, weight: jax.Array, *, backend: Backend) -> j
 def mixed_on_cpu(arrays: ExpertArrays, *, kind: Any, backend: Backend) -> jax.Array:
     """`mix_experts`, but few rows are multiplied by our own code, which finds an expert by its number."""
 
-    def chosen(x: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array | None:
-        one = jax.ShapeDtypeStruct(weights.shape[1:], weights.dtype)
-        if x.dtype != weights.dtype or not takes(x, one):
-            return None
-        which = expert.reshape(1).astype(jnp.int32)
-        return call(backend.version, target_of(weights, chosen=True), x, weights, which)
+    up, down = arrays.up, arrays.down
+    of_one = (jax.ShapeDtypeStruct(weights.shape[1:], weights.dtype) for weights in (up, down))
+    row = jax.ShapeDtypeStruct((1, up.shape[1]), arrays.x.dtype)
+    in_place = arrays.x.dtype == up.dtype and all(takes(row, one) for one in of_one)
 
-    return mix_experts_xla(arrays, kind=kind, chosen=chosen)
+    def product(
+        x: jax.Array, weights: jax.Array, bias: jax.Array | None, expert: jax.Array
+    ) -> jax.Array:
+        one = jax.ShapeDtypeStruct(weights.shape[1:], weights.dtype)
+        if x.dtype == weights.dtype and takes(x, one):
+            which = expert.reshape(1).astype(jnp.int32)
+            y = call(backend.version, target_of(weights, chosen=True), x, weights, which)
+        else:
+            y = jnp.dot(x, weights[expert], precision=HIGHEST)
+        return y if bias is None else y + bias[expert]
+
+    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
+        hidden = activate(product(x, up, arrays.up_bias, expert), kind)
+        return product(hidden, down, arrays.down_bias, expert)
+
+    return mix_visits(arrays.x, arrays.ids, arrays.weights, up.shape[0], visit, in_place=in_place)
 
 
 PRODUCTS = {
-    "dense": {
+    Dense: {
         "whole": linear_on_cpu,
         "float32": linear_in_float32,
         "transposed": transposed_on_cpu,
