@@ -107,9 +107,14 @@ def _part(part: Part, coded: Coded, format: Scaled, there: Mapping[str, StoredTe
     found["scales"] = _scales(there["scales"], found["scales"], coded.format, columns)
     if coded.format.second:
         second: np.ndarray = there["second"].raw().astype(np.float32).reshape(-1)
+        _check_scales(there["second"], second)
+        if coded.inverse and not second.all():
+            raise ValueError(
+                f"load_model: scales {there['second'].name} of {there['second'].file} hold 0.0, and numbers are "
+                "divided by them; the weights are damaged"
+            )
         if coded.inverse:
             second = np.float32(1) / second
-        _check_scales(there["second"], second)
         found["second"] = np.broadcast_to(second, columns)
     if "order" in there:
         found |= _ordered(found, there["order"], coded, format)
@@ -157,7 +162,7 @@ def _check_codes(tensor: StoredTensor, codes: np.ndarray) -> None:
     wrong = np.flatnonzero((flat & FP8_NAN) == FP8_NAN)
     if wrong.size:
         raise ValueError(
-            f"load_model: tensor {tensor.name} of {tensor.file} holds NaN at {int(wrong[0])}; the weights are damaged"
+            f"load_model: tensor {tensor.name} of {tensor.file} holds nan at {int(wrong[0])}; the weights are damaged"
         )
 
 
@@ -178,6 +183,12 @@ def _of_blocks(coded: Coded, there: Mapping[str, StoredTensor], columns: int, in
 
 def _of_packed(coded: Coded, there: Mapping[str, StoredTensor], columns: int, inner: int) -> Arrays:
     """Codes lie in int32 along I, and zero points along O; both are stored plus half of their range."""
+    shape = there["shape"].raw().tolist()
+    if shape != [columns, inner]:
+        raise ValueError(
+            f"load_model: tensor {there['shape'].name} of {there['shape'].file} must be {[columns, inner]}, got "
+            f"{shape}; {REMEDY}"
+        )
     codes: np.ndarray = (
         there["codes"].raw().view(np.uint8)[:, : -(-inner // CODES[coded.format.code][1])]
     )
@@ -219,6 +230,11 @@ def _of_awq(coded: Coded, there: Mapping[str, StoredTensor], columns: int, inner
         _in_columns(_words(np.ascontiguousarray(there[name].raw()), coded.format))
         for name in ("codes", "zeros")
     )
+    if coded.middle and (zeros != 8).any():
+        raise ValueError(
+            f"load_model: tensor {there['zeros'].name} of {there['zeros'].file} must hold 8 alone, since zero_point is "
+            f"false in config.json, got {int(zeros[zeros != 8][0])}; {REMEDY}"
+        )
     turned = np.ascontiguousarray(wide.T)  # [O, I]
     return {
         "codes": turned[:, ::2] | turned[:, 1::2] << 4,
@@ -259,6 +275,12 @@ def _ordered(found: Arrays, tensor: StoredTensor, coded: Coded, format: Scaled) 
     inner = group_of.size
     each = format.group or inner
     order = np.argsort(group_of, kind="stable")
+    wrong = group_of[(group_of < 0) | (group_of >= groups)]
+    if wrong.size:
+        raise ValueError(
+            f"load_model: tensor {tensor.name} of {tensor.file} must have groups from 0 to {groups - 1}, got "
+            f"{wrong[0]}; the weights are damaged"
+        )
     if not np.array_equal(group_of[order], np.arange(inner) // each):
         raise ValueError(
             f"load_model: tensor {tensor.name} of {tensor.file} must give each of {groups} groups {each} elements; "

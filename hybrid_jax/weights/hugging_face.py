@@ -160,7 +160,10 @@ def _arrange(
         try:
             runs = dict(coded_runs(tree, tensors, checkpoint.about))
         except (ValueError, NotImplementedError) as error:
-            raise recognized(checkpoint, _parts(tree), tensors) or error from error
+            for name in elsewhere:
+                read_header(files.places[name])  # says what is wrong with a file that is not there
+            other = recognized(checkpoint, _parts(tree), tensors)
+            raise (other if checkpoint.about is None and other else error) from error
         found = Arranged(settled, tree, tensors, runs)
         there = tensors.keys() | _coded_parts(found)
         lacks = sum(name not in there and not family.may_lack(name) for name in _parts(tree))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.config.model_directory import read_json_if_there
+from hybrid_jax.models.published.said import Said, check_format, check_lists, pair, said_of_group
 
 FIELDS = ("quantization_config", "compression_config")  # of config.json
-# Files that say it beside config.json, and where in them.
-FILES = {
-    "hf_quant_config.json": "quantization",
-    "quantize_config.json": None,
-    "quant_config.json": None,
-}
+# Files that say it beside config.json: ModelOpt's, and others.
+BESIDE = "hf_quant_config.json"
+FILES = ("quantize_config.json", "quant_config.json")
 READ = "FP8, compressed-tensors, ModelOpt, AWQ, GPTQ or MXFP4"
 INSTEAD = f"fetch the model as it was published, or in a form that is read: {READ}"
 # Methods that are not read, as messages call them.
@@ -47,9 +45,11 @@ class About:
         place: the file that says it, and where in it, for messages.
         bits: of a code; None where tensors tell.
         group: elements of the inner dimension that share a scale; None where tensors tell, or for all.
-        block: columns and elements of the inner dimension of a block of FP8.
+        said: of all modules, or by the groups that they belong to; none where tensors tell.
+        layers: of modules by their names, where each has its own.
         ordered: rows may lie in an order of their own (`desc_act`).
         zeros_less_one: files of GPTQ have zero points less one.
+        zeros: there are zero points of AWQ.
         activations: activations were to be rounded, too.
     """
 
@@ -57,10 +57,38 @@ class About:
     place: str
     bits: int | None = None
     group: int | None = None
-    block: tuple[int, int] = (128, 128)
+    said: tuple[Said, ...] = ()
+    layers: Mapping[str, Said] = field(default_factory=dict, hash=False)
     ordered: bool = False
     zeros_less_one: bool = True
+    zeros: bool = True
     activations: bool = False
+
+    def of(self, modules: Sequence[str]) -> Said | None:
+        """What is said of the weights of a module; None where tensors tell.
+
+        Args:
+            modules: its names: in the file, and as the model has it.
+
+        Raises:
+            ValueError: nothing is said, although something must be.
+        """
+        for module in modules:
+            if module in self.layers:
+                return self.layers[module]
+        if self.method != "compressed-tensors":
+            return self.said[0] if self.said else None
+        best = max(self.said, key=lambda one: one.rank(modules), default=None)
+        if best is None or not best.rank(modules):
+            raise ValueError(
+                f"load_model: no group in config_groups of {self.place} is for {modules[0]}, which is kept as codes; "
+                + INSTEAD
+            )
+        if best.absent:
+            raise ValueError(
+                f"load_model: {best.place} must be an object, got None, and {modules[0]} is kept as codes; {INSTEAD}"
+            )
+        return best
 
 
 def read_about(fields: Mapping[str, Any], folder: Path, where: str) -> About | None:
@@ -73,16 +101,41 @@ def read_about(fields: Mapping[str, Any], folder: Path, where: str) -> About | N
         NotImplementedError: a method that is not read. ValueError: a field is malformed.
     """
     texts = fields.get("text_config")
+    beside = read_json_if_there(folder / BESIDE, where)
+    if beside is not None:
+        beside = _inner(beside, where)
     for name in FIELDS:
         for held in (fields, texts if isinstance(texts, Mapping) else {}):
-            if held.get(name):
-                return _of(held[name], f"{name} of config.json", where)
-    for file, inner in FILES.items():
-        said = read_json_if_there(folder / file, where)
-        if said and (found := said.get(inner) if inner else said):
-            named = {"quant_method": "modelopt"} if inner else {}
-            return _of(named | found if isinstance(found, dict) else found, file, where)
+            if (said := held.get(name)) is not None and said != {}:
+                found = _of(said, f"{name} of config.json", where)
+                _agree(found, said, beside, where)
+                return found
+    if beside:
+        return _of({"quant_method": "modelopt"} | beside, BESIDE, where)
+    for file in FILES:
+        if said := read_json_if_there(folder / file, where):
+            return _of(said, file, where)
     return None
+
+
+def _inner(said: Any, where: str) -> dict:
+    """What hf_quant_config.json says."""
+    found = said.get("quantization") if isinstance(said, dict) else None
+    if said and not isinstance(found, dict):
+        raise ValueError(f"{where}: quantization in {BESIDE} must be an object, got {found!r}")
+    return found or {}
+
+
+def _agree(about: About, said: dict, beside: dict | None, where: str) -> None:
+    """ValueError if hf_quant_config.json says something else than config.json."""
+    if about.method != "modelopt" or not beside:
+        return
+    _modelopt(beside, BESIDE, where)
+    own, other = said.get("quant_algo"), beside.get("quant_algo")
+    if str(own).upper() != str(other).upper():
+        raise ValueError(
+            f"{where}: {about.place} says quant_algo {own}, and {BESIDE} says {other}; fetch the model again"
+        )
 
 
 def _of(said: Any, place: str, where: str) -> About:
@@ -101,48 +154,93 @@ def _of(said: Any, place: str, where: str) -> About:
         "gptq": _gptq,
         "mxfp4": lambda said, place, where: About(method="mxfp4", place=place, group=32),
     }
+    if not isinstance(method, str):
+        raise ValueError(
+            f"{where}: {place}: quant_method must be a text, got {method!r}; {INSTEAD}"
+        )
+    check_lists(said, place, where)
     if method not in makers:
         shown = OTHERS.get(str(method).removesuffix("_4bit").removesuffix("_8bit"), repr(method))
         raise NotImplementedError(
-            f"{where}: {place} says that weights are quantised by {shown}, which is not read; {INSTEAD}"
+            f"{where}: {place} says that weights are quantised by {shown} (quant_method), which is not read; {INSTEAD}"
         )
     return makers[method](said, place, where)
 
 
 def _fp8(said: dict, place: str, where: str) -> About:
-    size = said.get("weight_block_size")
-    block = (128, 128) if size is None else _pair(size, f"{place}: weight_block_size", where)
+    size = said.get("weight_block_size", None)
+    block = None if size is None else pair(size, f"{place}: weight_block_size", where)
     if "e5m2" in str(said.get("fmt", "")):
         raise NotImplementedError(f"{where}: {place} says fmt e5m2, only e4m3 is read; {INSTEAD}")
-    dynamic = said.get("activation_scheme") in ("dynamic", "static")
-    return About(method="fp8", place=place, bits=8, block=block, activations=dynamic)
+    scheme = said.get("activation_scheme")
+    own = Said(
+        place=f"{place}: weight_block_size",
+        kind="float",
+        bits=8,
+        strategy="block" if block else None,
+        block=block,
+    )
+    dynamic = scheme in ("dynamic", "static")
+    return About(method="fp8", place=place, bits=8, said=(own,), activations=dynamic)
 
 
 def _compressed(said: dict, place: str, where: str) -> About:
     groups = said.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
-        raise ValueError(
-            f"{where}: {place} must have config_groups with an object each, got {groups!r}"
-        )
+    if not isinstance(groups, dict):
+        raise ValueError(f"{where}: {place}: config_groups must be an object, got {groups!r}")
     for name in ("sparsity_config", "transform_config"):
-        if (other := said.get(name)) and other.get("format", "dense") != "dense":
+        other = said.get(name)
+        if other is not None and not isinstance(other, dict):
+            raise ValueError(f"{where}: {place}: {name} must be an object, got {other!r}")
+        if other and (form := other.get("format", "dense")) != "dense":
             raise NotImplementedError(
-                f"{where}: {place} has a {name}, which is not read; {INSTEAD}"
+                f"{where}: {place} has a {name} of format {form!r}, which is not read; {INSTEAD}"
             )
+    check_format(said.get("format"), place, where)
     return About(
         method="compressed-tensors",
         place=place,
+        said=tuple(said_of_group(name, one, place, where) for name, one in groups.items()),
         activations=any(one.get("input_activations") for one in groups.values()),
     )
 
 
 def _modelopt(said: dict, place: str, where: str) -> About:
-    algorithm = str(said.get("quant_algo"))
-    if not re.fullmatch(r"FP8\w*|NVFP4\w*|W4A16_NVFP4|MIXED_PRECISION", algorithm):
+    own = _of_algorithm(said, place, where)
+    layers = said.get("quantized_layers") or {}
+    if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
+        raise ValueError(
+            f"{where}: {place}: quantized_layers must have an object each, got {layers!r}"
+        )
+    by_name = {
+        name: _of_algorithm(one, f"{place}: quantized_layers.{name}", where)
+        for name, one in layers.items()
+    }
+    algorithm = str(said.get("quant_algo")).upper()
+    return About(
+        method="modelopt",
+        place=place,
+        said=(own,),
+        layers=by_name,
+        activations=not algorithm.startswith("W4A16"),
+    )
+
+
+def _of_algorithm(said: dict, place: str, where: str) -> Said:
+    """What an algorithm of ModelOpt makes of weights."""
+    algorithm = said.get("quant_algo")
+    if not isinstance(algorithm, str) or not re.fullmatch(
+        r"FP8\w*|NVFP4\w*|W4A16_NVFP4|MIXED_PRECISION", algorithm.upper()
+    ):
         raise NotImplementedError(
             f"{where}: {place} says quant_algo {algorithm}, only FP8 and NVFP4 are read; {INSTEAD}"
         )
-    return About(method="modelopt", place=place, activations=not algorithm.startswith("W4A16"))
+    if algorithm.upper() == "MIXED_PRECISION":
+        return Said(place=place)
+    size, four = said.get("group_size"), "NVFP4" in algorithm.upper()
+    if four and size not in (None, 16):
+        raise ValueError(f"{where}: {place}: group_size must be 16 for {algorithm}, got {size!r}")
+    return Said(place=f"{place}: quant_algo", kind="float", bits=4 if four else 8)
 
 
 def _awq(said: dict, place: str, where: str) -> About:
@@ -153,7 +251,13 @@ def _awq(said: dict, place: str, where: str) -> About:
             f"{where}: {place} says {bits} bits and version {version}, only 4 bits of version gemm are read; {INSTEAD}"
         )
     group = said.get("group_size", said.get("q_group_size", 128))
-    return About(method="awq", place=place, bits=4, group=_group(group, place, where))
+    return About(
+        method="awq",
+        place=place,
+        bits=4,
+        group=_group(group, place, where),
+        zeros=said.get("zero_point", True) is not False,
+    )
 
 
 def _gptq(said: dict, place: str, where: str) -> About:
@@ -195,10 +299,3 @@ def _group(size: Any, place: str, where: str) -> int | None:
     if type(size) is not int or size <= 0:
         raise ValueError(f"{where}: {place}: group_size must be positive or -1, got {size!r}")
     return size
-
-
-def _pair(size: Any, what: str, where: str) -> tuple[int, int]:
-    is_pair = isinstance(size, Sequence) and len(size) == 2
-    if not is_pair or any(type(n) is not int or n <= 0 for n in size):
-        raise ValueError(f"{where}: {what} must be two positive numbers, got {size!r}")
-    return size[0], size[1]

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 from hybrid_jax.config.formats import Scale, Scaled
 from hybrid_jax.models.published.about import INSTEAD, About
+from hybrid_jax.models.published.said import Said
 
 WEIGHT = "weight"
 REMEDY = "weights and config.json must be of the same model: fetch both again"
 # As safetensors name dtypes.
 SCALES: dict[str, Scale] = {
+    "F64": "float32",
     "F32": "float32",
     "BF16": "bfloat16",
     "F16": "float16",
@@ -52,6 +54,7 @@ class Coded:
         tensors: names, by "codes", "scales", "zeros", "second" and "order".
         inverse: the second scale is divided by.
         less_one: zero points are stored less one.
+        middle: all zero points of AWQ must be 8, the middle of the codes.
     """
 
     layout: str
@@ -59,6 +62,7 @@ class Coded:
     tensors: Mapping[str, str] = field(hash=False)
     inverse: bool = False
     less_one: bool = False
+    middle: bool = False
 
 
 def find_coded(
@@ -76,13 +80,15 @@ def find_coded(
     """
     fused = not name.endswith(f".{WEIGHT}")
     look = _Look(name + "_" if fused else name.removesuffix(WEIGHT), shape, there, about)
-    if fused and look.has("blocks"):
+    if fused and (look.has("blocks") or look.has("scales")):
         return look.blocks()
     if look.has("qweight"):
         return look.transposed()
     if look.has("weight_packed"):
         return look.packed()
     own = there.get(name)
+    if own is None and about is not None and look.has("weight_shape"):
+        look.tensor("weight_packed")
     if own is None or own.dtype not in ("I8", "U8", "I32") and not own.dtype.startswith("F8"):
         return None
     return look.rows(name)
@@ -120,6 +126,32 @@ class _Look:
                 f"{tensor.shape} and {tensor.dtype}; {REMEDY}"
             )
 
+    def said(self, own: Tensor, bits: int, kind: str) -> Said:
+        """What config.json says of these codes; an error if that is nothing, or something else."""
+        if self.about is None:
+            raise NotImplementedError(
+                f"load_model: tensor {own.name} has dtype {own.dtype}, and config.json has no quantization_config that "
+                f"says what its codes are; {INSTEAD}"
+            )
+        if self.about.method in ("awq", "gptq", "mxfp4"):
+            raise ValueError(
+                f"load_model: tensor {own.name} has dtype {own.dtype}, and {self.about.place} says quant_method "
+                f"{self.about.method}, which has no such tensors; {REMEDY}"
+            )
+        found = self.about.of((own.name.rpartition(".")[0], self.base.rstrip("._")))
+        found = found or Said(place=self.about.place)
+        if (found.bits or bits, found.kind or kind) != (bits, kind):
+            raise ValueError(
+                f"load_model: tensor {own.name} has dtype {own.dtype} and codes of {kind}{bits}, {found.place} says "
+                f"{found.kind}{found.bits}; {REMEDY}"
+            )
+        if found.group is not None and self.inner % found.group:
+            raise ValueError(
+                f"load_model: group_size {found.group} of {found.place} must divide the {self.inner} columns of "
+                f"{own.name}; {INSTEAD}"
+            )
+        return found
+
     # --- layouts ----------------------------------------------------------------------------------
 
     def rows(self, name: str) -> Coded:
@@ -133,22 +165,24 @@ class _Look:
                 f"load_model: tensor {own.name} has dtype {own.dtype}, whose codes are not read; {INSTEAD}"
             )
         self.must(own, (*self.lead, self.columns, self.inner), (own.dtype,))
+        said = self.said(own, 8, "float" if own.dtype == "F8_E4M3" else "int")
         end = next(filter(self.has, ends), None)
         if end is None:
+            usual = ends[self.about is None or self.about.method != "fp8"]
             raise ValueError(
-                f"load_model: tensor {own.name} has dtype {own.dtype} and no scales: {self.base}{ends[1]} is missing; "
+                f"load_model: tensor {own.name} has dtype {own.dtype} and no scales: {self.base}{usual} is missing; "
                 + INSTEAD
             )
         scales = self.tensor(end)
         code: Any = AS_ONE[own.dtype]
         zeros = {} if fused else self.names(zeros="weight_zero_point")
-        format = self.scaled(scales, code, zeros=bool(zeros))
+        format = self.scaled(scales, code, said, zeros=bool(zeros))
         if zeros:
             self.must(self.there[zeros["zeros"]], scales.shape, ("I8",))
         found = {"codes": name, "scales": self.base + end, **zeros}
         return Coded(layout="rows", format=format, tensors=found)
 
-    def scaled(self, scales: Tensor, code: Any, *, zeros: bool = False) -> Scaled:
+    def scaled(self, scales: Tensor, code: Any, said: Said, *, zeros: bool = False) -> Scaled:
         """The format of codes [O, I] with a scale for a matrix, a column, a group of each column, or a block."""
         if scales.dtype not in SCALES:
             raise NotImplementedError(
@@ -157,8 +191,27 @@ class _Look:
         dtype, shape = SCALES[scales.dtype], scales.shape[len(self.lead) :]
         if len(shape) == 4 and shape[1] == shape[3] == 1:  # as ModelOpt writes those of blocks
             shape = shape[::2]
-        columns, inner = self.about.block if self.about else (128, 128)
+        columns, inner = said.block or (128, 128)
         blocks = (-(-self.columns // columns), -(-self.inner // inner))
+        wanted: dict[str, list[tuple[int, ...]]] = {
+            "tensor": [(), (1,)],
+            "channel": [(self.columns,), (self.columns, 1)],
+            "block": [blocks, *[()] * (math.prod(blocks) == 1)],
+            "group": [(self.columns, self.inner // (said.group or self.inner))],
+        }
+        if (kind := (said.strategy or "").removeprefix("tensor_")) in wanted:
+            known = wanted[kind]
+            if shape not in known:
+                raise ValueError(
+                    f"load_model: scales {scales.name} must have shape {known[0]} as {said.place} says, got "
+                    f"{scales.shape}; {REMEDY}"
+                )
+        elif shape == blocks and math.prod(shape) > 1 and said.place.endswith("weight_block_size"):
+            if shape != (self.columns, 1):
+                raise ValueError(
+                    f"load_model: scales {scales.name} of shape {scales.shape} are of blocks, and {said.place} must "
+                    f"say which, got null; {REMEDY}"
+                )
         if shape == blocks and shape != (self.columns, 1) and not zeros:
             return Scaled(code=code, group=inner, columns=columns, scale=dtype)
         if math.prod(shape) == 1 or shape in ((self.columns,), (self.columns, 1)):
@@ -173,17 +226,25 @@ class _Look:
 
     def nibbles(self, own: Tensor, codes: str, scales: str) -> Coded:
         """Floats of 4 bits, two in a byte, [..., O, I / 2]: NVFP4 with a second scale, MXFP4 without."""
+        said = self.said(own, 4 if self.about else 8, "float")
         self.must(own, (*self.lead, self.columns, self.inner // 2), ("U8",))
         scale = self.tensor(scales)
         group = 16 if scale.dtype == "F8_E4M3" else 32
         dtypes = ("F8_E4M3",) if group == 16 else ("U8", "F8_E8M0")
         self.must(scale, (*self.lead, self.columns, -(-self.inner // group)), dtypes)
-        second = self.names(second="weight_scale_2") or self.names(second="weight_global_scale")
-        if group == 16 and not second:
+        if said.group not in (None, group):
             raise ValueError(
-                f"load_model: tensor {self.base}weight_scale_2 is missing, the second scale of {own.name}; fetch the "
-                "model again"
+                f"load_model: scales {scale.name} of dtype {scale.dtype} are of groups of {group}, {said.place} says "
+                f"group_size {said.group}; {REMEDY}"
             )
+        modelopt = self.about is not None and self.about.method == "modelopt"
+        end = "weight_scale_2" if modelopt else "weight_global_scale"
+        second = self.names(second=end)
+        if group == 16 and not second:
+            self.tensor(end)
+        if second:
+            shape = self.there[second["second"]].shape
+            self.must(self.tensor(end), (1,) if shape != () else (), ("F32", "F64", "BF16", "F16"))
         format = Scaled(code="fp4", group=group, scale=SCALES[scale.dtype], second=bool(second))
         found = self.names(codes=codes, scales=scales) | second
         return Coded(
@@ -198,6 +259,8 @@ class _Look:
         own = self.tensor("weight_packed")
         if own.dtype == "U8":
             return self.nibbles(own, "weight_packed", "weight_scale")
+        if self.about is None or self.about.method != "compressed-tensors":
+            self.said(own, 0, "int")
         words = own.shape[-1] if own.shape else 0
         bits = next((n for n in (4, 8) if words == -(-self.inner * n // INT32_BITS)), None)
         if bits is None:
@@ -205,10 +268,21 @@ class _Look:
             self.must(own, wanted, ("I32",))
         assert bits is not None
         self.must(own, (self.columns, words), ("I32",))
+        said = self.said(own, bits, "int")
+        self.must(self.tensor("weight_shape"), (2,), ("I32", "I64"))
         scales = self.tensor("weight_scale")
         zeros, order = self.names(zeros="weight_zero_point"), self.names(order="weight_g_idx")
+        if said.symmetric is False:
+            self.tensor("weight_zero_point")
+        if said.symmetric and zeros:
+            raise ValueError(
+                f"load_model: tensor {self.base}weight_zero_point has zero points, and {said.place} says symmetric; "
+                + REMEDY
+            )
+        if said.ordered:
+            self.tensor("weight_g_idx")
         code: Any = f"int{bits}"
-        format = self.scaled(scales, code, zeros=bool(zeros))
+        format = self.scaled(scales, code, said, zeros=bool(zeros))
         groups = format.groups(self.inner)
         if zeros:
             packed = -(-self.columns * bits // INT32_BITS)
@@ -218,7 +292,8 @@ class _Look:
             format = Scaled(
                 code=code, group=format.group, scale=format.scale, zeros=bool(zeros), ordered=True
             )
-        found = self.names(codes="weight_packed", scales="weight_scale") | zeros | order
+        found = self.names(codes="weight_packed", scales="weight_scale", shape="weight_shape")
+        found |= zeros | order
         return Coded(layout="packed", format=format, tensors=found)
 
     def transposed(self) -> Coded:
@@ -234,15 +309,17 @@ class _Look:
         group = about.group or self.inner
         if self.inner % group or self.columns % each or self.inner % each:
             raise ValueError(
-                f"load_model: groups of {group} and words of {each} codes do not divide the matrix [{self.inner}, "
+                f"load_model: group_size {group} and words of {each} codes do not divide the matrix [{self.inner}, "
                 f"{self.columns}] of {own.name}; {INSTEAD}"
             )
         groups = self.inner // group
         shape = (self.inner, self.columns // each) if awq else (self.inner // each, self.columns)
         self.must(own, shape, ("I32",))
-        self.must(self.tensor("qzeros"), (groups, self.columns // each), ("I32",))
         scales = self.tensor("scales")
-        self.must(scales, (groups, self.columns), ("F16", "BF16", "F32"))
+        self.must(scales, (groups, self.columns), ("F16", "BF16", "F32", "F64"))
+        self.must(self.tensor("qzeros"), (groups, self.columns // each), ("I32",))
+        if not awq and about.ordered:
+            self.tensor("g_idx")
         order = {} if awq else self.names(order="g_idx")
         if order:
             self.must(self.there[order["order"]], (self.inner,), ("I32", "I64"))
@@ -260,6 +337,7 @@ class _Look:
             format=format,
             tensors=found,
             less_one=not awq and about.zeros_less_one,
+            middle=awq and not about.zeros,
         )
 
     def blocks(self) -> Coded:

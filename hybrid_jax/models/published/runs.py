@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +13,7 @@ from hybrid_jax.kinds.tensors import Part, Stored
 from hybrid_jax.models.published.about import INSTEAD, About
 from hybrid_jax.models.published.coded import Coded, Tensor, find_coded
 
-BLOCKS = "_blocks"
+BLOCKS = re.compile(r"(?<=_proj)_(blocks|scales)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def format_of(runs: tuple[Run, ...]) -> Format:
 def names_there(names: Iterable[str]) -> set[str]:
     """The names of a file's tensors, and those that what is kept in blocks would have as numbers."""
     names = set(names)
-    return names | {name.removesuffix(BLOCKS) for name in names if name.endswith(BLOCKS)}
+    return names | {BLOCKS.sub("", name) for name in names if BLOCKS.search(name)}
 
 
 def coded_runs(
@@ -99,14 +101,19 @@ def _coded(
 
 def _format(parts: list[tuple[Part, Coded | None]], there: Mapping[str, Tensor]) -> Format:
     """How some columns are kept, which experts must keep alike."""
-    formats = {DENSE if coded is None else _own(part, coded) for part, coded in parts}
-    if len(formats) > 1:
-        names = " and ".join(sorted(format.about for format in formats))
+    formats = [DENSE if coded is None else _own(part, coded) for part, coded in parts]
+    (usual, count), *others = Counter(formats).most_common()
+    if others:
+        at = next(index for index, format in enumerate(formats) if format != usual)
         raise NotImplementedError(
-            f"load_model: experts of one layer are kept as {names} ({parts[0][0].name}), and they must be kept alike; "
-            + INSTEAD
+            f"load_model: experts of one layer must be kept alike, {parts[at][0].name} is kept {_shown(formats[at])}, "
+            f"{count} others {_shown(usual)}; {INSTEAD}"
         )
-    return formats.pop()
+    return usual
+
+
+def _shown(format: Format) -> str:
+    return format.about if format == DENSE else f"as {format.about}"
 
 
 def _own(part: Part, coded: Coded) -> Scaled:

@@ -228,6 +228,11 @@ def of_kept(part: str, dtype: Any, shown: str) -> Change:
     return typed(part, dtype, shown)
 
 
+def first(*changes: Change) -> Change:
+    """Several changes; an error names the first."""
+    return lambda made: [change(made) for change in changes][0]
+
+
 def both(*changes: Change) -> Change:
     """Several changes; the words of all."""
     return lambda made: tuple(word for change in changes for word in change(made))
@@ -343,7 +348,9 @@ TABLE: dict[str, dict[str, Change]] = {
         "no groups": said("config_groups", {}, "config_groups"),
         "no word on groups": said("config_groups", GONE, "config_groups"),
         "a list of groups": said("config_groups", [], "config_groups"),
-        "a group for other modules": said("config_groups/group_0/targets", ["Conv2d"], "out_proj"),
+        "a group for other modules": said(
+            "config_groups/group_0/targets", ["Conv2d"], "config_groups"
+        ),
         "a group without weights": said("config_groups/group_0/weights", None, "weights"),
         "weights that lack numbers": said(
             "sparsity_config", {"format": "sparse-24-bitmask"}, "sparse-24-bitmask"
@@ -421,7 +428,7 @@ TABLE: dict[str, dict[str, Change]] = {
         "scales of a column less": changed("gate_up_proj_scales", ONE_LESS_COLUMN),
         "no scales": removed("gate_up_proj_scales"),
         "no blocks": removed("down_proj_blocks"),
-        "one expert less": both(
+        "one expert less": first(
             changed("down_proj_blocks", ONE_LESS_ROW), changed("down_proj_scales", ONE_LESS_ROW)
         ),
         "a scale that is no number": coded("gate_up_proj_scales", 255, "255"),
