@@ -668,7 +668,7 @@ class LLM(Reader):
             >>> names[:5]
             ['model', 'device', 'weights', 'arena', 'rings']
             >>> names[5:]
-            ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
+            ['tables', 'logits', 'sequences', 'steps', 'products', 'cache', 'sampling']
         """
         return overview(
             self._thread.facts,

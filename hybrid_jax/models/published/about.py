@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from hybrid_jax.config.model_directory import read_json_if_there
 from hybrid_jax.models.published.said import Said, check_format, check_lists, pair, said_of_group
 
+BLOCK = 128, 128
 FIELDS = ("quantization_config", "compression_config")  # of config.json
 # Files that say it beside config.json: ModelOpt's, and others.
 BESIDE = "hf_quant_config.json"
@@ -168,8 +170,10 @@ def _of(said: Any, place: str, where: str) -> About:
 
 
 def _fp8(said: dict, place: str, where: str) -> About:
-    size = said.get("weight_block_size", None)
-    block = None if size is None else pair(size, f"{place}: weight_block_size", where)
+    size, is_said = said.get("weight_block_size"), "weight_block_size" in said
+    block = None if is_said else BLOCK  # as transformers has it, if the scales are those of blocks
+    if size is not None:
+        block = pair(size, f"{place}: weight_block_size", where)
     if "e5m2" in str(said.get("fmt", "")):
         raise NotImplementedError(f"{where}: {place} says fmt e5m2, only e4m3 is read; {INSTEAD}")
     scheme = said.get("activation_scheme")
@@ -177,7 +181,7 @@ def _fp8(said: dict, place: str, where: str) -> About:
         place=f"{place}: weight_block_size",
         kind="float",
         bits=8,
-        strategy="block" if block else None,
+        strategy="block" if size else None,
         block=block,
     )
     dynamic = scheme in ("dynamic", "static")
@@ -192,9 +196,10 @@ def _compressed(said: dict, place: str, where: str) -> About:
         other = said.get(name)
         if other is not None and not isinstance(other, dict):
             raise ValueError(f"{where}: {place}: {name} must be an object, got {other!r}")
-        if other and (form := other.get("format", "dense")) != "dense":
+        form = (other or {}).get("format", "dense")
+        if form != "dense" or (other and name == "transform_config"):
             raise NotImplementedError(
-                f"{where}: {place} has a {name} of format {form!r}, which is not read; {INSTEAD}"
+                f"{where}: {place} has a {name} ({reprlib.repr(other)}), which is not read; {INSTEAD}"
             )
     check_format(said.get("format"), place, where)
     return About(

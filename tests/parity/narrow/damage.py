@@ -278,6 +278,7 @@ TABLE: dict[str, dict[str, Change]] = {
         "blocks of a fraction": said("weight_block_size", [128, 64.5], "weight_block_size", "64.5"),
         "blocks of another size": said("weight_block_size", [64, 64], "weight_scale_inv"),
         "blocks that are not said": said("weight_block_size", None, "weight_block_size"),
+        "nothing on blocks": said("weight_block_size", GONE),
         "another method": said("quant_method", "fp9", "quant_method", "fp9"),
         "no method": said("quant_method", GONE, "quant_method"),
         "a number for a method": said("quant_method", 8, "quant_method", "8"),
@@ -354,6 +355,9 @@ TABLE: dict[str, dict[str, Change]] = {
         "a group without weights": said("config_groups/group_0/weights", None, "weights"),
         "weights that lack numbers": said(
             "sparsity_config", {"format": "sparse-24-bitmask"}, "sparse-24-bitmask"
+        ),
+        "weights that are turned": said(
+            "transform_config", {"config_groups": {"R1": {"type": "hadamard"}}}, "transform_config"
         ),
         "a format that nobody knows": both(
             said("format", "zip-quantized", "zip-quantized"),
