@@ -206,8 +206,8 @@ class _Look:
                     f"load_model: scales {scales.name} must have shape {known[0]} as {said.place} says, got "
                     f"{scales.shape}; {REMEDY}"
                 )
-        elif shape == blocks and math.prod(shape) > 1 and said.place.endswith("weight_block_size"):
-            if shape != (self.columns, 1):
+        elif said.place.endswith("weight_block_size") and said.block is None and shape == blocks:
+            if math.prod(shape) > 1 and shape != (self.columns, 1):
                 raise ValueError(
                     f"load_model: scales {scales.name} of shape {scales.shape} are of blocks, and {said.place} must "
                     f"say which, got null; {REMEDY}"
