@@ -288,7 +288,6 @@ def test_the_end_token_of_a_tokenizer_that_is_given_counts_too(make_llm, tokeniz
         ("video_preprocessor_config.json", "images, audio and video are not read"),
         ("modeling_own.py", "code that comes with a model is not run"),
         ("custom_generate/generate.py", "code that comes with a model is not run"),
-        ("hf_quant_config.json", "what counts is how the tensors are stored"),
         ("1_Pooling/config.json", "vectors are pooled and normalized as the call says"),
     ],
 )
