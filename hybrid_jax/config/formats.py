@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hybrid_jax.config.arrays import ArraySpec
 from hybrid_jax.config.checks import must, one_of, require
@@ -18,7 +18,6 @@ CODES: dict[Code, tuple[str, int]] = {
     "int4": ("uint8", 2),
     "fp4": ("uint8", 2),
 }
-SCALES: tuple[Scale, ...] = ("float32", "bfloat16", "float16", "float8_e4m3fn", "uint8")
 MIDDLE = {"int8": 0, "int4": 8}  # the code that stands for zero, where no zero points are kept
 TILE, MOST_GROUPS = (
     512,
@@ -98,7 +97,7 @@ class Scaled(Format):
 
     def __post_init__(self) -> None:
         one_of(self, "code", tuple(CODES))
-        one_of(self, "scale", SCALES)
+        one_of(self, "scale", get_args(Scale))
         per_byte = CODES[self.code][1]
         whole = self.group is None or (self.group > 0 and self.group % per_byte == 0)
         must(self, "group", whole, f"a positive multiple of {per_byte}, or None for all elements")
@@ -202,7 +201,7 @@ class Joined(Format):
         if total != shape[-1]:
             raise ValueError(f"parts with {total} columns do not make a matrix of shape {shape}")
         return {
-            f"part{index}": format.specs((*shape[:-1], columns), dtype)
+            part_name(index): format.specs((*shape[:-1], columns), dtype)
             for index, (columns, format) in enumerate(self.parts)
         }
 
@@ -216,6 +215,13 @@ class Joined(Format):
 
 
 DENSE = Dense()
+
+
+def part_name(index: int) -> str:
+    """What the arrays of a part of a `Joined` matrix are under."""
+    return f"part{index}"
+
+
 FORMATS: tuple[type[Format], ...] = (Dense, Scaled, Joined)
 # What layers are quantised to, by the name that users give.
 Quantize = Literal["int8", "fp8", "int4"]

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.models.matrices import place_of
+
 SHOWN_WEIGHTS = 3  # names of damaged weights in an error
 
 
@@ -15,7 +17,7 @@ def not_finite(params: Any) -> list[str]:
     """Names of the arrays among weights that hold a NaN or an infinity, such as "layers.3.mlp.down"."""
     are_all_finite = jax.jit(lambda array: jnp.isfinite(array).all())
     return [
-        jax.tree_util.keystr(path, simple=True, separator=".")
+        place_of(path)
         for path, array in jax.tree.leaves_with_path(params)
         if not are_all_finite(array)
     ]

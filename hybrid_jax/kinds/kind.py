@@ -91,17 +91,17 @@ def map_weights(make: Callable[[Weight], Any], tree: Any) -> Any:
 
 def all_weights(tree: Weights) -> list[Weight]:
     """The leaves of a tree of weights."""
-    return [weight for _, weight in placed_weights(tree)]
+    return [weight for _, weight in placed(tree)]
 
 
-def placed_weights(tree: Any, place: str = "") -> Iterator[tuple[str, Weight]]:
-    """The leaves of a tree of weights, each with its place, such as "layers.0.mlp.up"."""
-    if isinstance(tree, Weight):
+def placed(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree of weights, or of one like it, each with its place, such as "layers.0.mlp.up"."""
+    if not isinstance(tree, dict | list):
         yield place, tree
         return
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for name, part in parts:
-        yield from placed_weights(part, f"{place}.{name}" if place else str(name))
+        yield from placed(part, f"{place}.{name}" if place else str(name))
 
 
 def divided(spec: Any, name: str, count: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.formats import CODES, DENSE, QUANTIZED, Format, Joined, Scaled, arrays_of
-from hybrid_jax.kinds.kind import Weight, placed_weights
+from hybrid_jax.kinds.kind import Weight, placed
 from hybrid_jax.kinds.table import model_weights
 
 
@@ -35,7 +35,7 @@ def quantized(config: ModelConfig, name: str) -> ModelConfig:
         )
     found: list[tuple[str, Format]] = []
     layers = model_weights(replace(config, draft=None, mtp=()))["layers"]
-    for place, weight in placed_weights(layers, "layers"):
+    for place, weight in placed(layers, "layers"):
         if (format := _format(weight, QUANTIZED[name])) is not None:
             found.append((place, format))
     return replace(config, matrices=tuple(found))
@@ -44,7 +44,7 @@ def quantized(config: ModelConfig, name: str) -> ModelConfig:
 def bytes_by_format(config: ModelConfig, dtype: str) -> dict[str, int]:
     """Bytes of the codes and scales of a model in `dtype`, by what formats say of themselves; none without codes."""
     found: Counter[str] = Counter()
-    for _, weight in placed_weights(model_weights(config)):
+    for _, weight in placed(model_weights(config)):
         *lead, columns = weight.shape
         parts: Sequence[tuple[int, Format]] = ((columns, weight.format),)
         if isinstance(weight.format, Joined):

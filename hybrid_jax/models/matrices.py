@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from hybrid_jax.config import Backend, ModelConfig
 from hybrid_jax.kinds.kind import Weight
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.products.matrix import Matrix
+
+
+def place_of(path: jax.tree_util.KeyPath) -> str:
+    """A path among a model's parameters, as `ModelConfig.matrices` names it: "layers.5.mixers.0.in_proj"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def with_matrices(params: dict, config: ModelConfig, backend: Backend) -> dict:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.backend import XLA, Backend
-from hybrid_jax.config.formats import DENSE, Dense, Format, Joined
+from hybrid_jax.config.formats import DENSE, Dense, Format, Joined, part_name
 from hybrid_jax.products.operations import Operations, operations_of
-from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_experts, mix_visits
+from pallas_kernels.grouped_linear import ExpertArrays, mix_experts, mix_visits
 
 Out = Literal["whole", "parts"]
 
@@ -62,7 +62,7 @@ class Matrix:
         if not isinstance(self.format, Joined):
             return [self]
         return [
-            replace(self, arrays=self.arrays[f"part{index}"], format=format)
+            replace(self, arrays=self.arrays[part_name(index)], format=format)
             for index, (_, format) in enumerate(self.format.parts)
         ]
 
@@ -154,20 +154,19 @@ def mixed(
 ) -> jax.Array:
     """The sum of what a token's experts make of it: `mix_experts` with matrices up [X, I, F] and down [X, F, I]."""
     ups, downs = as_matrix(up), as_matrix(down)
+    backend = ups.backend
     if isinstance(ups.format, Dense) and isinstance(downs.format, Dense):
         arrays = ExpertArrays(x, ids, weights, ups.arrays, downs.arrays, up_bias, down_bias)
-        backend = ups.backend
         if (made := _own_products(ups).get("mixed")) is not None:
             return made(arrays, kind=kind, backend=backend)
         runs = backend.runs("experts")
         return mix_experts(arrays, kind=kind, chip=backend.chip, implementation=runs)
 
-    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
-        first, last = (None if bias is None else bias[expert] for bias in (up_bias, down_bias))
-        hidden = activate(product(x, ups.expert(expert), first), kind)
-        return product(hidden, downs.expert(expert), last)
+    def product_of(x: jax.Array, matrices: Matrix, expert: jax.Array) -> jax.Array:
+        return product(x, matrices.expert(expert))
 
-    return mix_visits(x, ids, weights, ups.shape[0], visit)
+    whole: Any = ExpertArrays(x, ids, weights, ups, downs, up_bias, down_bias)
+    return mix_visits(whole, kind=kind, num_experts=ups.shape[0], product=product_of)
 
 
 def _own_products(matrix: Matrix) -> Mapping[str, Callable[..., jax.Array]]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config.formats import Dense, Format, Joined, Scaled
+from hybrid_jax.config.formats import Dense, Format, Joined, Scaled, part_name
 from hybrid_jax.products import narrow
 from hybrid_jax.products.xla import linear, linear_transposed
 
@@ -126,7 +126,7 @@ class JoinedOperations(Operations):
         found, start = {}, 0
         for index, (columns, format) in enumerate(self.format.parts):
             own = values[..., start : start + columns]
-            found[f"part{index}"] = operations_of(format).encode(own)
+            found[part_name(index)] = operations_of(format).encode(own)
             start += columns
         return found
 
@@ -142,12 +142,12 @@ class JoinedOperations(Operations):
             first += columns
         if len(parts) == 1:
             return parts[0], formats[0][1]
-        named = {f"part{index}": part for index, part in enumerate(parts)}
+        named = {part_name(index): part for index, part in enumerate(parts)}
         return named, Joined(parts=tuple(formats))
 
     def _parts(self, arrays: dict[str, Any]) -> list[tuple[int, Operations, Any]]:
         return [
-            (columns, operations_of(format), arrays[f"part{index}"])
+            (columns, operations_of(format), arrays[part_name(index)])
             for index, (columns, format) in enumerate(self.format.parts)
         ]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from hybrid_jax.config.arrays import ArraySpec
-from hybrid_jax.config.formats import CODES, DENSE, Scaled
+from hybrid_jax.config.formats import CODES, DENSE, Scaled, part_name
 from hybrid_jax.kinds.tensors import Part, Rows, Stored
 from hybrid_jax.models.published.about import INSTEAD
 from hybrid_jax.models.published.coded import REMEDY, Coded
@@ -46,7 +45,7 @@ def assemble(
         ValueError: what is stored is damaged, or contradicts config.json.
     """
     made = [_run(leaf, run, tensors, dtype, dense) for run in runs]
-    return made[0] if len(made) == 1 else {f"part{index}": own for index, own in enumerate(made)}
+    return made[0] if len(made) == 1 else {part_name(index): own for index, own in enumerate(made)}
 
 
 def goes_with_codes(
@@ -68,12 +67,16 @@ def _run(
     specs = run.format.specs(shape, dtype)
     if run.format == DENSE:
         assert isinstance(specs, ArraySpec)
-        out = _empty(specs)
+        out: np.ndarray = np.empty(specs.shape, specs.dtype)
         for part, _ in run.parts:
             dense(part, out[(*part.place[:-1], _columns(part, run))])
         return out
     assert isinstance(specs, dict) and isinstance(run.format, Scaled)
-    found: Arrays = {name: _empty(spec) for name, spec in specs.items()}  # type: ignore[arg-type]
+    found: Arrays = {
+        name: np.empty(spec.shape, spec.dtype)
+        for name, spec in specs.items()
+        if isinstance(spec, ArraySpec)
+    }
     for part, coded in run.parts:
         assert coded is not None, part
         own = _part(part, coded, run.format, {n: tensors[t] for n, t in coded.tensors.items()})
@@ -90,12 +93,6 @@ def _columns(part: Part, run: Run) -> slice:
     own = part.place[-1]
     assert isinstance(own, slice), part
     return slice(own.start - run.start, own.stop - run.start)
-
-
-def _empty(spec: ArraySpec) -> np.ndarray:
-    return np.empty(
-        spec.shape, spec.dtype if spec.dtype != "float8_e4m3fn" else ml_dtypes.float8_e4m3fn
-    )
 
 
 def _part(part: Part, coded: Coded, format: Scaled, there: Mapping[str, StoredTensor]) -> Arrays:
@@ -124,14 +121,14 @@ def _part(part: Part, coded: Coded, format: Scaled, there: Mapping[str, StoredTe
         for name in found.keys() - {"order"}:
             axis = found[name].ndim - (1 if name == "second" else 2)
             each = format.columns if name == "scales" else 1
-            found[name] = _rows_of(found[name], part.rows, axis, each)
+            found[name] = rows_of(found[name], part.rows, axis, each)
     if part.factor != 1.0:
         found["scales"] = found["scales"].astype(np.float32) * np.float32(part.factor)
     return found
 
 
-def _rows_of(array: np.ndarray, rows: Rows, axis: int, shared: int) -> np.ndarray:
-    """Some columns of the matrix, along the axis in which the array has one for `shared` of them."""
+def rows_of(array: np.ndarray, rows: Rows, axis: int = 0, shared: int = 1) -> np.ndarray:
+    """Some rows of a tensor, along the axis in which an array has one for `shared` of them."""
     size, start, stop = rows.size // shared, rows.start // shared, rows.stop // shared
     blocks = array.reshape(*array.shape[:axis], rows.blocks, size, *array.shape[axis + 1 :])
     kept = blocks[(*(slice(None),) * axis, slice(None), slice(start, stop))]
@@ -192,35 +189,23 @@ def _of_packed(coded: Coded, there: Mapping[str, StoredTensor], columns: int, in
     codes: np.ndarray = (
         there["codes"].raw().view(np.uint8)[:, : -(-inner // CODES[coded.format.code][1])]
     )
-    if coded.format.code == "int8":
-        codes = (codes ^ 0x80).view(np.int8)
-    found = {"codes": codes, "scales": there["scales"].raw()}
+    found = {"codes": _signed(codes, coded.format), "scales": there["scales"].raw()}
     if "zeros" in there:
         words = np.ascontiguousarray(there["zeros"].raw().T)  # [groups, O / each]
-        found["zeros"] = _words(words, coded.format)[:, :columns].T.astype(coded.format.zero_dtype)
-        if coded.format.code == "int8":
-            found["zeros"] = found["zeros"] - np.int16(128)
+        found["zeros"] = _zeros(_words(words, coded.format)[:, :columns], coded.format)
     return found
 
 
 def _of_gptq(coded: Coded, there: Mapping[str, StoredTensor], columns: int, inner: int) -> Arrays:
     """Codes [I, O] lie in int32 along I, zero points [groups, O] along O."""
     words = np.ascontiguousarray(there["codes"].raw().T)  # [O, I / each]
-    if coded.format.code == "int8":
-        codes = (words.view(np.uint8) ^ 0x80).view(np.int8)
-    else:
-        codes = words.view(np.uint8)
     packed: np.ndarray = there["zeros"].raw().view(np.uint32)
-    if (
-        coded.less_one
-    ):  # 1 was taken from each code, in whole words, so that it may have been borrowed
+    if coded.less_one:  # 1 was taken from whole words, so that a code may have borrowed it
         packed = packed + np.uint32(ONES[coded.format.code])
-    zeros: np.ndarray = _words(np.ascontiguousarray(packed), coded.format).astype(np.int16)
-    zeros = zeros - (128 if coded.format.code == "int8" else 0)
     return {
-        "codes": codes,
+        "codes": _signed(words.view(np.uint8), coded.format),
         "scales": there["scales"].raw().T,
-        "zeros": zeros.T.astype(coded.format.zero_dtype),
+        "zeros": _zeros(_words(np.ascontiguousarray(packed), coded.format), coded.format),
     }
 
 
@@ -235,11 +220,10 @@ def _of_awq(coded: Coded, there: Mapping[str, StoredTensor], columns: int, inner
             f"load_model: tensor {there['zeros'].name} of {there['zeros'].file} must hold 8 alone, since zero_point is "
             f"false in config.json, got {int(zeros[zeros != 8][0])}; {REMEDY}"
         )
-    turned = np.ascontiguousarray(wide.T)  # [O, I]
     return {
-        "codes": turned[:, ::2] | turned[:, 1::2] << 4,
+        "codes": _pairs(np.ascontiguousarray(wide.T)),  # of [O, I]
         "scales": there["scales"].raw().T,
-        "zeros": zeros.T.astype(coded.format.zero_dtype),
+        "zeros": _zeros(zeros, coded.format),
     }
 
 
@@ -255,9 +239,28 @@ UNPACK = {
 def _words(words: np.ndarray, format: Scaled) -> np.ndarray:
     """The codes of int32 [..., n], the lowest bits first: uint8 [..., n x codes of a word]."""
     found: np.ndarray = words.view(np.uint8)
-    if CODES[format.code][1] == 1:
-        return found
-    return np.stack([found & 15, found >> 4], axis=-1).reshape(*found.shape[:-1], -1)
+    return found if CODES[format.code][1] == 1 else _halves(found)
+
+
+def _halves(codes: np.ndarray) -> np.ndarray:
+    """The two codes of each byte, the lower half first."""
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+
+
+def _pairs(codes: np.ndarray) -> np.ndarray:
+    """Codes of 4 bits, two in a byte."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _signed(codes: np.ndarray, format: Scaled) -> np.ndarray:
+    """Bytes of codes; those of 8 bits are stored plus 128."""
+    return codes if format.code == "int4" else (codes ^ 0x80).view(np.int8)
+
+
+def _zeros(zeros: np.ndarray, format: Scaled) -> np.ndarray:
+    """Zero points uint8[groups, O] as [O, groups]; those of codes of 8 bits are stored plus 128."""
+    wide: np.ndarray = zeros.T.astype(format.zero_dtype)
+    return wide if format.code == "int4" else wide - wide.dtype.type(128)
 
 
 def _in_columns(codes: np.ndarray) -> np.ndarray:
@@ -294,9 +297,6 @@ def _ordered(found: Arrays, tensor: StoredTensor, coded: Coded, format: Scaled) 
             f"is false; {REMEDY}"
         )
     codes = found["codes"]
-    if CODES[format.code][1] == 2:
-        wide = np.stack([codes & 15, codes >> 4], axis=-1).reshape(codes.shape[0], -1)[:, order]
-        codes = wide[:, ::2] | wide[:, 1::2] << 4
-    else:
-        codes = codes[:, order]
+    in_bytes = CODES[format.code][1] == 2
+    codes = _pairs(_halves(codes)[:, order]) if in_bytes else codes[:, order]
     return {"codes": codes, "order": order.astype(np.int32)}

@@ -20,6 +20,7 @@ from hybrid_jax.kinds.kind import Weight
 from hybrid_jax.kinds.table import kind_of, model_weights
 from hybrid_jax.models.checkpoint import CUT_NUMBERS, EXIT_HEAD
 from hybrid_jax.models.files import BUNDLED, CUT_FILE, CheckpointNotFound
+from hybrid_jax.models.matrices import place_of
 from hybrid_jax.weights.digest import sample
 from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.safetensors import StoredTensor, read_file
@@ -45,7 +46,7 @@ def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -
         layer = params["layers"][index]
         if all_later:
             for path, leaf in leaves_with_path(layer):
-                found[f"layers.{index}.{_place(path)}"] = leaf
+                found[f"layers.{index}.{place_of(path)}"] = leaf
             continue
         for number, mixer in enumerate(config.layers[index].mixers):
             for name in kind_of(mixer).projection:
@@ -74,7 +75,7 @@ def _put(tree: Any, path: list[str], leaf: Any) -> Any:
 def base_samples(params: dict) -> Tensors:
     """A few values of each array of the model without a cut, by which it is known again, float32."""
     return {
-        BASE + _place(path): sample(leaf, BASE_VALUES).astype(np.float32)
+        BASE + place_of(path): sample(leaf, BASE_VALUES).astype(np.float32)
         for path, leaf in leaves_with_path(params)
     }
 
@@ -137,7 +138,7 @@ class CutWeights:
         self._own = {name: stored[name] for name in stored if not name.startswith(left)}
         _check_own(self._file, self._own, self._of(base))
         before, after = (
-            {_place(path) for path, _ in leaves_with_path(model_weights(model))}
+            {place_of(path) for path, _ in leaves_with_path(model_weights(model))}
             for model in (base, self._of(base))
         )
         self._gone = (before - after) | self._own.keys()
@@ -148,17 +149,17 @@ class CutWeights:
         Raises:
             ValueError: it is not a weight of the model beside which the cut was trained.
         """
-        _check_base(self._file, _place(path), weight, self._samples)
-        return None if _place(path) in self._gone else self._put(self._of(base), path, weight)
+        _check_base(self._file, place_of(path), weight, self._samples)
+        return None if place_of(path) in self._gone else self._put(self._of(base), path, weight)
 
     def complete(self, base: ModelConfig, params: dict) -> tuple[ModelConfig, dict]:
         """Config and parameters of the model with the cut, in the dtype of `base`, from what `put` has returned."""
         config, read = self._of(base), dict(leaves_with_path(params))
 
         def found(path: KeyPath, weight: Weight) -> jax.Array | None:
-            if _place(path) not in self._own:
+            if place_of(path) not in self._own:
                 return read[path]
-            tensor, dtype = self._own[_place(path)], "float32" if weight.float32 else config.dtype
+            tensor, dtype = self._own[place_of(path)], "float32" if weight.float32 else config.dtype
             made = np.array(tensor.array(), dtype)  # a copy: not the memory of the file
             tensor.let_go()
             return self._put(config, path, made)
@@ -169,11 +170,6 @@ class CutWeights:
         """The config of the model with the cut, with what only the tensors tell of the model without."""
         cut = self._config
         return replace(base, layers=cut.layers, cut=cut.cut, exit_head=cut.exit_head)
-
-
-def _place(path: KeyPath) -> str:
-    """A path as `Tensors` names it."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _check_own(file: Path, found: dict[str, StoredTensor], config: ModelConfig) -> None:

@@ -16,18 +16,19 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.formats import DENSE
-from hybrid_jax.kinds.tensors import Part, Rows, Stored
+from hybrid_jax.kinds.tensors import Part, Stored
 from hybrid_jax.models import Family
 from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.family import HEAD, MTP, NO_HEAD
 from hybrid_jax.models.files import ReportBytes
 from hybrid_jax.models.headers import read_header
+from hybrid_jax.models.matrices import place_of
 from hybrid_jax.models.names import Spelling, nearest, spellings
 from hybrid_jax.models.published.coded import REMEDY, Coded
 from hybrid_jax.models.published.runs import Run, coded_runs, format_of, names_there
 from hybrid_jax.models.weight_files import WeightFiles, find_weight_files, most_bytes
 from hybrid_jax.products.operations import encoded
-from hybrid_jax.weights.coded import assemble, goes_with_codes
+from hybrid_jax.weights.coded import assemble, goes_with_codes, rows_of
 from hybrid_jax.weights.put import Put
 from hybrid_jax.weights.recognize import recognized
 from hybrid_jax.weights.safetensors import ARRAY_DTYPES, StoredTensor, read_tensors
@@ -94,7 +95,7 @@ def load_hf(
 
     def build(path: jax.tree_util.KeyPath, leaf: Stored) -> Any:
         nonlocal done
-        found = runs.get(jax.tree_util.keystr(path, simple=True, separator="."))
+        found = runs.get(place_of(path))
         read = [tensors[name] for name in _names(leaf) if name in tensors]
         if found is None:
             made = _assemble(leaf, tensors, np.dtype(config.dtype))
@@ -158,7 +159,7 @@ def _arrange(
         settled = _settle_head(config, family, tensors)
         tree = _as_turned(family.stored(settled, names_there(tensors)), tensors)
         try:
-            runs = dict(coded_runs(tree, tensors, checkpoint.about))
+            runs = coded_runs(tree, tensors, checkpoint.about)
         except (ValueError, NotImplementedError) as error:
             for name in elsewhere:
                 read_header(files.places[name])  # says what is wrong with a file that is not there
@@ -392,18 +393,12 @@ def _write(
         out[...] = 0
         return
     _check_finite(tensors[part.name])
-    source = _rows(tensors[part.name].array(), part.rows)
+    source = tensors[part.name].array()
+    if part.rows is not None:
+        source = rows_of(source, part.rows)
     if part.plus or part.factor != 1.0:
         source = source.astype(np.float32) * np.float32(part.factor) + np.float32(part.plus)
     _place(out, source, layout)
-
-
-def _rows(source: np.ndarray, rows: Rows | None) -> np.ndarray:
-    """Some rows of a tensor."""
-    if rows is None:
-        return source
-    blocks = source.reshape(rows.blocks, rows.size, *source.shape[1:])
-    return blocks[:, rows.start : rows.stop].reshape(-1, *source.shape[1:])
 
 
 def _check_finite(tensor: StoredTensor) -> None:

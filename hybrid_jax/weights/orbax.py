@@ -25,6 +25,7 @@ from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.checkpoint import Checkpoint
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder
+from hybrid_jax.models.matrices import place_of
 from hybrid_jax.models.stored_config import to_json
 from hybrid_jax.process.own_settings import own_settings
 from hybrid_jax.products.operations import encoded
@@ -135,7 +136,7 @@ def load_orbax(
             found = dict(leaves_with_path(checkpointer.restore(saved, args=args)))
         arrays = {path: put(made, path, found[path]) if put else found[path] for path in group}
         return {
-            path: _as_wanted(array, formats.get(_place(path))) for path, array in arrays.items()
+            path: _as_wanted(array, formats.get(place_of(path))) for path, array in arrays.items()
         }
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -153,11 +154,6 @@ def load_orbax(
             progress(sum(sizes[path] for path in arrays), total)
     params = map_with_path(lambda path, leaf: arrays.get(path), tree)
     return made, params if config.mtp else {k: v for k, v in params.items() if k != "mtp"}
-
-
-def _place(path: KeyPath) -> str:
-    """A path as `ModelConfig.matrices` names it."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _as_wanted(array: jax.Array, format: Format | None) -> Any:

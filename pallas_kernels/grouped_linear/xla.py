@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +15,46 @@ from pallas_kernels.grouped_linear.reference import Activation, ExpertArrays, ac
 Visit = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+# From tokens [size, I], matrices of all experts and the number of one, its product [size, O].
+Product = Callable[[jax.Array, Any, jax.Array], jax.Array]
+
+
+def product_of_slice(x: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array:
+    """x [size, I] times the matrix of an expert in [X, I, O], by XLA."""
+    return jnp.dot(x, weights[expert], precision=HIGHEST)
+
+
 def mix_experts_xla(arrays: ExpertArrays, *, kind: Activation):
     """See `api.mix_experts`."""
-
-    def product(
-        x: jax.Array, weight: jax.Array, bias: jax.Array | None, expert: jax.Array
-    ) -> jax.Array:
-        y = jnp.dot(x, weight[expert], precision=HIGHEST)
-        return y if bias is None else y + bias[expert]
-
-    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
-        hidden = activate(product(x, arrays.up, arrays.up_bias, expert), kind)
-        return product(hidden, arrays.down, arrays.down_bias, expert)
-
-    return mix_visits(arrays.x, arrays.ids, arrays.weights, arrays.up.shape[0], visit)
+    return mix_visits(arrays, kind=kind, num_experts=arrays.up.shape[0], product=product_of_slice)
 
 
 def mix_visits(
-    x: jax.Array,
-    ids: jax.Array,
-    weights: jax.Array,
-    num_experts: int,
-    visit: Visit,
+    arrays: ExpertArrays,
     *,
+    kind: Activation,
+    num_experts: int,
+    product: Product,
     in_place: bool = False,
 ) -> jax.Array:
-    """As `api.mix_experts`, for experts that only a function knows; arguments as in `ExpertArrays`.
+    """As `api.mix_experts`, with products of the caller's.
 
     Args:
+        arrays: `up` and `down` may be anything that `product` takes.
         in_place: it copies no matrix, so that visits of a single token need not be made together.
     """
+    x, ids, weights, up, down, up_bias, down_bias = arrays
+
+    def with_bias(
+        x: jax.Array, matrices: Any, bias: jax.Array | None, expert: jax.Array
+    ) -> jax.Array:
+        y = product(x, matrices, expert)
+        return y if bias is None else y + bias[expert]
+
+    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
+        hidden = activate(with_bias(x, up, up_bias, expert), kind)
+        return with_bias(hidden, down, down_bias, expert)
+
     parts = visit_experts(x, ids, num_experts, visit, in_place=in_place)
     weights = jnp.where(ids < num_experts, weights, 0.0)
     mixed = jnp.zeros(x.shape, jnp.float32)

@@ -13,7 +13,7 @@ from hybrid_jax.config import GatedDelta, Mamba1, Mamba2, MoE
 from hybrid_jax.config.formats import DENSE, QUANTIZED, Joined
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.inspection.report import inspect_model
-from hybrid_jax.kinds.kind import placed_weights
+from hybrid_jax.kinds.kind import placed
 from hybrid_jax.kinds.quantize import bytes_by_format, quantized
 from hybrid_jax.kinds.table import kind_of, model_weights
 from hybrid_jax.models.initialize import random_params
@@ -36,7 +36,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_what_stays_as_it_is(name):
     config = quantized(tiny_model(name)[0], "int8")
-    for place, weight in placed_weights(model_weights(config)):
+    for place, weight in placed(model_weights(config)):
         first, last = place.split(".")[0], place.split(".")[-1]
         stays = first != "layers" or last in KINDS[name] or not weight.is_multiplied
         assert (weight.format == DENSE) == stays, place
@@ -56,9 +56,7 @@ def test_decays_and_step_sizes_stay(spec, columns):
     assert sum(own) == columns
     [kept] = {
         weight.format
-        for place, weight in placed_weights(
-            model_weights(quantized(tiny_model("bamba")[0], "int4"))
-        )
+        for place, weight in placed(model_weights(quantized(tiny_model("bamba")[0], "int4")))
         if place.endswith("in_proj")
     }
     assert isinstance(kept, Joined) and [own for _, own in kept.parts] == [QUANTIZED["int4"], DENSE]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.formats import DENSE, Format, Joined, Scaled
-from hybrid_jax.kinds.kind import placed_weights
+from hybrid_jax.kinds.kind import placed
 from hybrid_jax.kinds.table import model_weights
 
 
@@ -41,7 +41,7 @@ def kept(config: ModelConfig, format: Format) -> ModelConfig:
     """The model with all matrices in a format but the embedding, and with those of several maps in two formats."""
     draft = None if config.draft is None else kept(config.draft, format)
     found = []
-    for place, weight in placed_weights(model_weights(replace(config, draft=None))):
+    for place, weight in placed(model_weights(replace(config, draft=None))):
         if not weight.is_matrix or weight.draw == "embedding" or weight.shape[-2] % 2:
             continue
         own = format

@@ -27,6 +27,7 @@ from jax.experimental import serialize_executable
 import pallas_kernels
 from hybrid_jax.engine.programs.compile_cache import compiled
 from hybrid_jax.process.own_settings import CALLERS, OWN
+from hybrid_jax.process.ownership import others_may_write
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 COMPILERS = ("jax", "triton", "nvidia-")  # the names of packages begin like this
@@ -180,8 +181,7 @@ def _others_may_write(folder: Path) -> bool:
         info = folder.stat()
     except OSError:  # not there yet
         return False
-    own = not hasattr(os, "getuid") or info.st_uid in (os.getuid(), 0)
-    return not own or bool(info.st_mode & 0o022)
+    return others_may_write(info)
 
 
 @functools.cache

@@ -52,7 +52,6 @@ class About:
         ordered: rows may lie in an order of their own (`desc_act`).
         zeros_less_one: files of GPTQ have zero points less one.
         zeros: there are zero points of AWQ.
-        activations: activations were to be rounded, too.
     """
 
     method: str
@@ -64,7 +63,6 @@ class About:
     ordered: bool = False
     zeros_less_one: bool = True
     zeros: bool = True
-    activations: bool = False
 
     def of(self, modules: Sequence[str]) -> Said | None:
         """What is said of the weights of a module; None where tensors tell.
@@ -176,7 +174,6 @@ def _fp8(said: dict, place: str, where: str) -> About:
         block = pair(size, f"{place}: weight_block_size", where)
     if "e5m2" in str(said.get("fmt", "")):
         raise NotImplementedError(f"{where}: {place} says fmt e5m2, only e4m3 is read; {INSTEAD}")
-    scheme = said.get("activation_scheme")
     own = Said(
         place=f"{place}: weight_block_size",
         kind="float",
@@ -184,8 +181,7 @@ def _fp8(said: dict, place: str, where: str) -> About:
         strategy="block" if size else None,
         block=block,
     )
-    dynamic = scheme in ("dynamic", "static")
-    return About(method="fp8", place=place, bits=8, said=(own,), activations=dynamic)
+    return About(method="fp8", place=place, bits=8, said=(own,))
 
 
 def _compressed(said: dict, place: str, where: str) -> About:
@@ -206,7 +202,6 @@ def _compressed(said: dict, place: str, where: str) -> About:
         method="compressed-tensors",
         place=place,
         said=tuple(said_of_group(name, one, place, where) for name, one in groups.items()),
-        activations=any(one.get("input_activations") for one in groups.values()),
     )
 
 
@@ -221,13 +216,11 @@ def _modelopt(said: dict, place: str, where: str) -> About:
         name: _of_algorithm(one, f"{place}: quantized_layers.{name}", where)
         for name, one in layers.items()
     }
-    algorithm = str(said.get("quant_algo")).upper()
     return About(
         method="modelopt",
         place=place,
         said=(own,),
         layers=by_name,
-        activations=not algorithm.startswith("W4A16"),
     )
 
 

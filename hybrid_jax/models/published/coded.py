@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hybrid_jax.config.formats import Scale, Scaled
@@ -289,9 +289,7 @@ class _Look:
             self.must(self.there[zeros["zeros"]], (packed, groups), ("I32",))
         if order:
             self.must(self.there[order["order"]], (self.inner,), ("I32", "I64"))
-            format = Scaled(
-                code=code, group=format.group, scale=format.scale, zeros=bool(zeros), ordered=True
-            )
+            format = replace(format, ordered=True)
         found = self.names(codes="weight_packed", scales="weight_scale", shape="weight_shape")
         found |= zeros | order
         return Coded(layout="packed", format=format, tensors=found)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.formats import Format
-from hybrid_jax.kinds.tensors import Stored
+from hybrid_jax.kinds.kind import placed
 from hybrid_jax.models.family import MTP, Family
 from hybrid_jax.models.headers import Entry
 from hybrid_jax.models.names import spellings
@@ -44,15 +44,8 @@ def matrices_in(
         if family.mtp is not None and any(name.startswith(MTP) for name in there):
             whole = replace(config, mtp=family.mtp(config))
         tree = family.stored(whole, names_there(there))
-        found = dict(coded_runs(tree, there, about))
-        ways.append((sum(part in there for part in _parts(tree)) + len(found), found))
+        found = coded_runs(tree, there, about)
+        parts = [part.name for _, leaf in placed(tree) for part in leaf.parts]
+        ways.append((sum(name in there for name in parts) + len(found), found))
     _, best = max(ways, key=lambda way: way[0])
     return tuple((place, format_of(runs)) for place, runs in best.items())
-
-
-def _parts(tree: Any) -> list[str]:
-    """The names of all tensors that a tree is made from."""
-    if isinstance(tree, Stored):
-        return [part.name for part in tree.parts]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [name for part in parts for name in _parts(part)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_jax.config.formats import DENSE, Format, Joined, Scaled
+from hybrid_jax.kinds.kind import placed
 from hybrid_jax.kinds.tensors import Part, Stored
 from hybrid_jax.models.published.about import INSTEAD, About
 from hybrid_jax.models.published.coded import Coded, Tensor, find_coded
@@ -71,16 +72,11 @@ def names_there(names: Iterable[str]) -> set[str]:
 
 
 def coded_runs(
-    tree: Any, there: Mapping[str, Tensor], about: About | None, place: str = ""
-) -> Iterator[tuple[str, tuple[Run, ...]]]:
-    """The columns of each parameter of a tree of `Stored` that is not kept as it is, with its place."""
-    if isinstance(tree, Stored):
-        if runs := runs_of(tree, there, about):
-            yield place, runs
-        return
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    for name, part in parts:
-        yield from coded_runs(part, there, about, f"{place}.{name}" if place else str(name))
+    tree: Any, there: Mapping[str, Tensor], about: About | None
+) -> dict[str, tuple[Run, ...]]:
+    """The columns of each parameter of a tree of `Stored` that is not kept as it is, by its place."""
+    found = {place: runs_of(leaf, there, about) for place, leaf in placed(tree)}
+    return {place: runs for place, runs in found.items() if runs}
 
 
 def _coded(

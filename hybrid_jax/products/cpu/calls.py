@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from hybrid_jax.config.backend import Backend
 from hybrid_jax.config.formats import Dense
 from hybrid_jax.products.cpu.source import Target, target_name
-from hybrid_jax.products.xla import HIGHEST, linear, linear_transposed
-from pallas_kernels.grouped_linear import ExpertArrays, activate, mix_visits
+from hybrid_jax.products.xla import linear, linear_transposed
+from pallas_kernels.grouped_linear import ExpertArrays, mix_visits, product_of_slice
 
 ROWS = 32  # of more rows XLA's products are as fast
 LEAST = 64  # K and N: a block of columns of the widest variant
@@ -52,22 +52,16 @@ def mixed_on_cpu(arrays: ExpertArrays, *, kind: Any, backend: Backend) -> jax.Ar
     row = jax.ShapeDtypeStruct((1, up.shape[1]), arrays.x.dtype)
     in_place = arrays.x.dtype == up.dtype and all(takes(row, one) for one in of_one)
 
-    def product(
-        x: jax.Array, weights: jax.Array, bias: jax.Array | None, expert: jax.Array
-    ) -> jax.Array:
+    def product(x: jax.Array, weights: jax.Array, expert: jax.Array) -> jax.Array:
         one = jax.ShapeDtypeStruct(weights.shape[1:], weights.dtype)
-        if x.dtype == weights.dtype and takes(x, one):
-            which = expert.reshape(1).astype(jnp.int32)
-            y = call(backend.version, target_of(weights, chosen=True), x, weights, which)
-        else:
-            y = jnp.dot(x, weights[expert], precision=HIGHEST)
-        return y if bias is None else y + bias[expert]
+        if x.dtype != weights.dtype or not takes(x, one):
+            return product_of_slice(x, weights, expert)
+        which = expert.reshape(1).astype(jnp.int32)
+        return call(backend.version, target_of(weights, chosen=True), x, weights, which)
 
-    def visit(x: jax.Array, expert: jax.Array) -> jax.Array:
-        hidden = activate(product(x, up, arrays.up_bias, expert), kind)
-        return product(hidden, down, arrays.down_bias, expert)
-
-    return mix_visits(arrays.x, arrays.ids, arrays.weights, up.shape[0], visit, in_place=in_place)
+    return mix_visits(
+        arrays, kind=kind, num_experts=up.shape[0], product=product, in_place=in_place
+    )
 
 
 PRODUCTS = {

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import os
 import platform
 import secrets
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from hybrid_jax.process.ownership import others_may_write
 from hybrid_jax.products.cpu.build import Recipe, Unavailable, object_code, recipe, register
 from hybrid_jax.products.cpu.calls import ROWS
 from hybrid_jax.products.cpu.trial import Undecided, fault_of
@@ -112,8 +112,7 @@ def _private(folder: Path | None) -> Path | None:
         info = folder.stat()
     except OSError:
         return None
-    own = not hasattr(os, "getuid") or info.st_uid in (os.getuid(), 0)
-    return folder if own and not info.st_mode & 0o022 else None
+    return None if others_may_write(info) else folder
 
 
 def _read(path: Path | None) -> bytes | None:
